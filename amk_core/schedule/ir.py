@@ -1,0 +1,648 @@
+"""The Schedule IR: what runs, in columns.
+
+A :class:`Schedule` is a set of in-order queues of tasks with declared footprints, monotone counters and waits.  Everything is
+held in integer arrays ("columns"): the validator, the certificate checker, the packer and both VMs read the very same arrays,
+so what is validated is what runs.  ``Schedule.from_json`` / ``to_json`` speak the interchange format ``amk.schedule/1``.
+
+The meaning of every field is defined in ``docs/schedule_ir.md``.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from amk_core.schedule import ops
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+FORMAT = "amk.schedule/1"
+INT_MAX = 2**62  # larger integers in an interchange file are refused before any arithmetic can overflow
+
+
+class ScheduleFormatError(ValueError):
+    """The interchange text cannot be read as a schedule (rule REF): unknown field, wrong type, integer out of range."""
+
+
+class Kind(enum.IntEnum):
+    ACTIVATION = 0
+    WEIGHT = 1
+    TABLE = 2
+    KV = 3
+    INPUT = 4
+    OUTPUT = 5
+    TOKEN = 6
+
+
+class Lifetime(enum.IntEnum):
+    STEP = 0
+    PERSISTENT = 1
+    HOST = 2
+
+
+# Storage bits per element.  Tagged buffers use an 8-byte {value, tag} element: dtype "tag64".
+DTYPE_BITS: Mapping[str, int] = {
+    "f64": 64, "i64": 64, "u64": 64, "tag64": 64,
+    "f32": 32, "i32": 32, "u32": 32, "b32": 32,
+    "bf16": 16, "f16": 16, "i16": 16, "u16": 16,
+    "i8": 8, "u8": 8, "i4": 4, "u4": 4,
+}  # fmt: skip
+DTYPES: tuple[str, ...] = tuple(DTYPE_BITS)
+
+# Bits of the access flags column.
+WRITE, MAYBE, ASYNC, PREV_EPOCH = 1, 2, 4, 8
+# Bits of the task fences column and their interchange names.
+FENCES: Mapping[str, int] = {"proxy.async": 1, "bulk.wait_group": 2, "bulk.wait_group.read": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A memory pool; ``bytes`` is None for an unbounded one.  ``per_queue`` pools (shared memory) exist once per queue."""
+
+    id: str
+    bytes: int | None = None
+    per_queue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A row-major matrix inside a pool; ``offset`` in bytes, ``shape`` in elements (leading dimensions fold into rows)."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+    pool: str = "global"
+    offset: int = 0
+    lifetime: Lifetime = Lifetime.STEP
+    tagged: bool = False
+
+    @property
+    def rows(self) -> int:
+        rows = 1
+        for n in self.shape[:-1]:
+            rows *= n
+        return rows
+
+    @property
+    def cols(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def bytes(self) -> int:
+        return (self.rows * self.cols * DTYPE_BITS[self.dtype] + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    name: str
+    per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A launch variable: ``count`` integers, each anywhere in [min, max], fixed during a launch."""
+
+    name: str
+    count: int
+    min: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLimits:
+    sms: int
+    smem_bytes: int
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A half-open range that moves with the step i and with launch variables.
+
+    start(i)  = add + var + stride * i, taken modulo ``mod`` where that is given
+    length(i) = length + length_var + length_stride * i
+    """
+
+    add: int = 0
+    var: int = -1  # flattened variable index, -1: none
+    stride: int = 0
+    mod: int = 0  # 0: none
+    length: int = 1
+    length_var: int = -1
+    length_stride: int = 0
+
+    def row(self) -> tuple[int, int, int, int, int, int, int]:
+        return (self.add, self.var, self.stride, self.mod, self.length, self.length_var, self.length_stride)
+
+
+AFFINE_FIELDS = 7
+
+
+@dataclass(slots=True)
+class Columns:
+    """The integer columns.  CSR offsets have one entry more than there are rows.
+
+    Access columns: ``acc_r0/r1/c0/c1`` are the half-open plain ranges; where ``acc_raff``/``acc_caff`` is not -1 it is a row
+    of ``affine`` that replaces them.  ``acc_label`` is the value identity that rule FLOW compares (see ops.py); -1 for opaque.
+    """
+
+    task_op: I32
+    task_fences: I32
+    par_off: I64
+    par: I32
+    wait_off: I64
+    wait_counter: I32
+    wait_t: I64
+    wait_e: I32
+    sig_off: I64
+    sig_counter: I32
+    sig_amount: I64
+    acc_off: I64
+    acc_buffer: I32
+    acc_flags: I32
+    acc_label: I32
+    acc_r0: I64
+    acc_r1: I64
+    acc_c0: I64
+    acc_c1: I64
+    acc_raff: I32
+    acc_caff: I32
+    affine: I64  # [n, AFFINE_FIELDS]
+    queue_off: I64
+    queue_task: I32
+    init_buffer: I32
+    init_r0: I64
+    init_r1: I64
+    init_c0: I64
+    init_c1: I64
+    init_raff: I32
+    init_caff: I32
+
+
+COLUMN_DTYPES: Mapping[str, Any] = {
+    name: (np.int32 if kind == "I32" else np.int64) for name, kind in Columns.__annotations__.items()
+}
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A schedule for up to ``steps`` steps.  Build it with :meth:`from_json` or with ``amk_core.schedule.lower``."""
+
+    steps: int
+    pools: tuple[Pool, ...]
+    buffers: tuple[Buffer, ...]
+    counters: tuple[Counter, ...]
+    columns: Columns
+    variables: tuple[Variable, ...] = ()
+    target: TargetLimits | None = None
+    stop: tuple[int, int] | None = None  # (buffer, task): the task that writes stop[i] once in step i
+    meta: Mapping[str, int | str] = field(default_factory=dict)  # numeric plan and launch geometry, see lower.py
+    defects: tuple[str, ...] = ()  # what the reader saw and could not represent; ``validate`` reports each as rule REF
+
+    @property
+    def n_tasks(self) -> int:
+        return len(self.columns.task_op)
+
+    @property
+    def n_queues(self) -> int:
+        return len(self.columns.queue_off) - 1
+
+    def queue(self, q: int) -> list[int]:
+        """Task ids of queue q in execution order."""
+        c = self.columns
+        return [int(t) for t in c.queue_task[c.queue_off[q] : c.queue_off[q + 1]]]
+
+    def variable_names(self) -> list[str]:
+        """Flattened names, ``p0[0]``, ``p0[1]`` ..., in the order of flattened variable indices."""
+        return [f"{v.name}[{i}]" for v in self.variables for i in range(v.count)]
+
+    # ---- interchange -----------------------------------------------------------------------------------------------
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
+        """Read the interchange object.
+
+        Raises:
+            ScheduleFormatError: for anything that is not the documented format.  References that do not exist and numbers
+                that make no sense are kept and reported by ``validate`` (rule REF).
+        """
+        return _Reader(data).schedule()
+
+    @classmethod
+    def loads(cls, text: str | bytes) -> Schedule:
+        """Parse JSON text (duplicate keys, NaN and nesting beyond the format are refused)."""
+        return cls.from_json(parse_json(text))
+
+    def to_json(self) -> dict[str, Any]:
+        """The interchange object; ``from_json(to_json(s))`` has the same tables as ``s``."""
+        return _write(self)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """``json.loads`` that refuses duplicate keys, NaN/Infinity and deep nesting with a :class:`ScheduleFormatError`."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(items)
+        if len(out) != len(items):
+            raise ScheduleFormatError("duplicate key in a JSON object")
+        return out
+
+    def constant(name: str) -> Any:
+        raise ScheduleFormatError(f"{name} is not a number a schedule may hold")
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+    except ScheduleFormatError:
+        raise
+    except (ValueError, RecursionError) as e:  # JSONDecodeError, UnicodeDecodeError, int too long, nesting
+        raise ScheduleFormatError(f"not readable as JSON: {str(e)[:200]}") from None
+
+
+def columns_from(parts: Mapping[str, Sequence[int] | npt.NDArray[Any]]) -> Columns:
+    """Build :class:`Columns` from any integer sequences (int64 values that do not fit an int32 column raise OverflowError)."""
+    out: dict[str, Any] = {}
+    for name, dtype in COLUMN_DTYPES.items():
+        arr = np.asarray(parts[name], dtype=np.int64)
+        if dtype is np.int32 and arr.size and (arr.min() < -(2**31) or arr.max() >= 2**31):
+            raise OverflowError(f"column {name}: a value does not fit 32 bits")
+        out[name] = np.ascontiguousarray(arr.astype(dtype))
+    out["affine"] = out["affine"].reshape(-1, AFFINE_FIELDS)
+    return Columns(**out)
+
+
+class _Reader:
+    """Interchange object -> Schedule.  Structure is checked here; meaning is checked by the validator."""
+
+    TOP = frozenset(
+        "format steps pools queues buffers counters tasks initial variables target stop meta".split()  # noqa: SIM905
+    )
+
+    def __init__(self, data: Any) -> None:
+        self.d = self.obj(data, "schedule", self.TOP, required={"format", "queues", "buffers", "counters", "tasks"})
+        if self.d["format"] != FORMAT:
+            raise ScheduleFormatError(f'format is {self.d["format"]!r}, required is "{FORMAT}"')
+        self.defects: list[str] = []
+        self.var_index: dict[str, int] = {}
+        self.affine: list[tuple[int, ...]] = []
+
+    # -- small typed accessors
+    @staticmethod
+    def obj(x: Any, what: str, known: frozenset[str], required: Iterable[str] = ()) -> dict[str, Any]:
+        if not isinstance(x, Mapping):
+            raise ScheduleFormatError(f"{what}: an object is required, seen {type(x).__name__}")
+        unknown = [str(k) for k in x if k not in known]
+        if unknown:
+            raise ScheduleFormatError(f"{what}: unknown field {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        for key in required:
+            if key not in x:
+                raise ScheduleFormatError(f"{what}: field {key!r} is missing")
+        return dict(x)
+
+    @staticmethod
+    def int_(x: Any, what: str) -> int:
+        if isinstance(x, bool) or not isinstance(x, int):
+            raise ScheduleFormatError(f"{what}: an integer is required, seen {str(x)[:40]!r}")
+        if not -INT_MAX <= x <= INT_MAX:
+            raise ScheduleFormatError(f"{what}: integer out of range")
+        return x
+
+    @classmethod
+    def i32(cls, x: Any, what: str) -> int:
+        n = cls.int_(x, what)
+        if not -(2**31) <= n < 2**31:
+            raise ScheduleFormatError(f"{what}: {n} does not fit 32 bits")
+        return n
+
+    @staticmethod
+    def list_(x: Any, what: str, length: int | None = None) -> list[Any]:
+        if not isinstance(x, list | tuple):
+            raise ScheduleFormatError(f"{what}: a list is required, seen {type(x).__name__}")
+        if length is not None and len(x) != length:
+            raise ScheduleFormatError(f"{what}: {length} entries are required, seen {len(x)}")
+        return list(x)
+
+    @staticmethod
+    def str_(x: Any, what: str) -> str:
+        if not isinstance(x, str):
+            raise ScheduleFormatError(f"{what}: a string is required, seen {str(x)[:40]!r}")
+        return x
+
+    @staticmethod
+    def bool_(x: Any, what: str) -> bool:
+        if not isinstance(x, bool):
+            raise ScheduleFormatError(f"{what}: true or false is required, seen {str(x)[:40]!r}")
+        return x
+
+    # -- parts
+    def pools(self) -> tuple[Pool, ...]:
+        if "pools" not in self.d:
+            return (Pool("global"),)
+        out = []
+        for i, p in enumerate(self.list_(self.d["pools"], "pools")):
+            w = f"pools[{i}]"
+            p = self.obj(p, w, frozenset({"id", "bytes", "per_queue"}), required={"id"})
+            size = p.get("bytes")
+            size = None if size is None else self.int_(size, f"{w}.bytes")
+            out.append(Pool(self.str_(p["id"], f"{w}.id"), size, self.bool_(p.get("per_queue", False), w)))
+        if len({p.id for p in out}) != len(out):
+            self.defects.append("pools: two pools have the same id")
+        return tuple(out)
+
+    def variables(self) -> tuple[Variable, ...]:
+        out: list[Variable] = []
+        raw = self.obj(self.d.get("variables", {}), "variables", frozenset(self.d.get("variables", {}) or ()))
+        for name, v in raw.items():
+            w = f"variables.{name}"
+            v = self.obj(v, w, frozenset({"count", "min", "max"}), required={"count", "min", "max"})
+            var = Variable(name, *(self.int_(v[k], f"{w}.{k}") for k in ("count", "min", "max")))
+            if not 1 <= var.count <= 1 << 16:
+                raise ScheduleFormatError(f"{w}: count is {var.count}, required is 1 to 65536")
+            for i in range(var.count):
+                self.var_index[f"{name}[{i}]"] = len(self.var_index)
+            if var.count == 1:
+                self.var_index.setdefault(name, self.var_index[f"{name}[0]"])
+            out.append(var)
+        return tuple(out)
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        known = frozenset("id name kind dtype shape pool offset lifetime tagged".split())  # noqa: SIM905
+        out = []
+        for i, b in enumerate(self.list_(self.d["buffers"], "buffers")):
+            w = f"buffers[{i}]"
+            b = self.obj(b, w, known, required={"id", "shape", "dtype"})
+            self.dense(b["id"], i, w)
+            kind = self.str_(b.get("kind", "activation"), f"{w}.kind").upper()
+            life = self.str_(b.get("lifetime", "step"), f"{w}.lifetime").upper()
+            dtype = self.str_(b["dtype"], f"{w}.dtype")
+            if kind not in Kind.__members__ or life not in Lifetime.__members__ or dtype not in DTYPE_BITS:
+                raise ScheduleFormatError(f"{w}: unknown kind {kind!r}, lifetime {life!r} or dtype {dtype!r}")
+            shape = tuple(self.int_(n, f"{w}.shape") for n in self.list_(b["shape"], f"{w}.shape"))
+            if not shape or any(not 0 < n < 2**40 for n in shape) or np.prod([float(n) for n in shape]) > 2.0**50:
+                self.defects.append(f"{w}.shape: {list(shape)} is not a shape")
+                shape = (1, 1)
+            out.append(
+                Buffer(
+                    self.str_(b.get("name", f"b{i}"), f"{w}.name"), Kind[kind], dtype, shape,
+                    self.str_(b.get("pool", "global"), f"{w}.pool"), self.int_(b.get("offset", 0), f"{w}.offset"),
+                    Lifetime[life], self.bool_(b.get("tagged", False), f"{w}.tagged"),
+                )
+            )  # fmt: skip
+        return tuple(out)
+
+    def dense(self, seen: Any, index: int, what: str) -> None:
+        if self.int_(seen, f"{what}.id") != index:
+            self.defects.append(f"{what}: id is {seen}, required is {index} (ids are dense: id == position)")
+
+    def counters(self) -> tuple[Counter, ...]:
+        out = []
+        for i, c in enumerate(self.list_(self.d["counters"], "counters")):
+            w = f"counters[{i}]"
+            c = self.obj(c, w, frozenset({"id", "name", "per_step"}), required={"id", "per_step"})
+            self.dense(c["id"], i, w)
+            out.append(Counter(self.str_(c.get("name", f"c{i}"), w), self.int_(c["per_step"], f"{w}.per_step")))
+        return tuple(out)
+
+    def range_(self, x: Any, what: str) -> tuple[int, int, int]:
+        """(start, stop, affine index or -1)."""
+        if isinstance(x, list | tuple):
+            lo, hi = (self.int_(n, what) for n in self.list_(x, what, 2))
+            return lo, hi, -1
+        r = self.obj(x, what, frozenset({"start", "length"}), required={"start", "length"})
+        start, length = r["start"], r["length"]
+        add, var, stride, mod = 0, -1, 0, 0
+        if isinstance(start, Mapping):
+            s = self.obj(start, what, frozenset({"base", "stride", "mod", "add"}))
+            add, stride = self.int_(s.get("add", 0), what), self.int_(s.get("stride", 0), what)
+            mod = 0 if s.get("mod") is None else self.int_(s["mod"], what)
+            if "mod" in s and s["mod"] is not None and mod <= 0:
+                raise ScheduleFormatError(f"{what}: mod is {mod}, required is a positive integer or null")
+            base = s.get("base")
+            if isinstance(base, int):
+                add += self.int_(base, what)
+            elif base is not None:
+                var = self.var(base, what)
+        else:
+            add = self.int_(start, what)
+        lvar, lstride = -1, 0
+        if isinstance(length, Mapping):
+            n = self.obj(length, what, frozenset({"base", "stride", "add"}))
+            ladd, lstride = self.int_(n.get("add", 0), what), self.int_(n.get("stride", 0), what)
+            if n.get("base") is not None:
+                lvar = self.var(n["base"], what)
+        else:
+            ladd = self.int_(length, what)
+        self.affine.append(Affine(add, var, stride, mod, ladd, lvar, lstride).row())
+        return 0, 0, len(self.affine) - 1
+
+    def var(self, name: Any, what: str) -> int:
+        key = self.str_(name, what)
+        if key not in self.var_index:
+            self.defects.append(f"{what}: unknown variable {key!r}")
+            return -1
+        return self.var_index[key]
+
+    def schedule(self) -> Schedule:
+        pools, variables = self.pools(), self.variables()
+        buffers, counters = self.buffers(), self.counters()
+        p: dict[str, list[Any]] = {name: [] for name in COLUMN_DTYPES}
+        for name in ("par_off", "wait_off", "sig_off", "acc_off", "queue_off"):
+            p[name].append(0)
+        known = frozenset("id op params waits signals reads writes fences".split())  # noqa: SIM905
+        acc_known = frozenset("buffer rows cols maybe proxy epoch".split())  # noqa: SIM905
+        for i, t in enumerate(self.list_(self.d["tasks"], "tasks")):
+            w = f"tasks[{i}]"
+            t = self.obj(t, w, known, required={"id"})
+            self.dense(t["id"], i, w)
+            op = self.str_(t.get("op", "opaque"), f"{w}.op")
+            params = t.get("params", {})
+            if op not in ops.BY_NAME:
+                self.defects.append(f"{w}: unknown op {op!r}; known are {', '.join(sorted(ops.BY_NAME))}")
+                op, params = "opaque", {}
+            spec = ops.BY_NAME[op]
+            try:
+                params = self.obj(params, f"{w}.params", frozenset(spec.params), required=spec.params)
+                p["par"] += spec.encode(params)
+            except (TypeError, ValueError) as e:  # ScheduleFormatError is a ValueError
+                self.defects.append(f"{w}.params: {e}")
+                spec = ops.BY_NAME["opaque"]
+            fences = 0
+            for f in self.list_(t.get("fences", []), f"{w}.fences"):
+                if f not in FENCES:
+                    raise ScheduleFormatError(f"{w}: unknown fence {f!r}; known are {', '.join(FENCES)}")
+                fences |= FENCES[f]
+            p["task_op"].append(spec.code)
+            p["task_fences"].append(fences)
+            for wait in self.list_(t.get("waits", []), f"{w}.waits"):
+                wait = self.list_(wait, f"{w}.waits")
+                if len(wait) == 2:
+                    wait.append(0)
+                c, th, e = self.list_(wait, f"{w}.waits", 3)
+                if e not in (0, -1):
+                    raise ScheduleFormatError(f"{w}.waits: epoch is {e!r}, required is 0 or -1")
+                p["wait_counter"].append(self.i32(c, f"{w}.waits"))
+                p["wait_t"].append(self.int_(th, f"{w}.waits"))
+                p["wait_e"].append(e)
+            for sig in self.list_(t.get("signals", []), f"{w}.signals"):
+                c, a = self.list_(sig, f"{w}.signals", 2)
+                p["sig_counter"].append(self.i32(c, f"{w}.signals"))
+                p["sig_amount"].append(self.int_(a, f"{w}.signals"))
+            for field_name, write in (("reads", 0), ("writes", WRITE)):
+                for a in self.list_(t.get(field_name, []), f"{w}.{field_name}"):
+                    wa = f"{w}.{field_name}"
+                    a = self.obj(a, wa, acc_known, required={"buffer", "rows", "cols"})
+                    flags = write | (MAYBE if self.bool_(a.get("maybe", False), wa) else 0)
+                    proxy = a.get("proxy", "generic")
+                    if proxy not in ("async", "generic"):
+                        raise ScheduleFormatError(f'{wa}: proxy is {proxy!r}, required is "async" or "generic"')
+                    flags |= ASYNC if proxy == "async" else 0
+                    epoch = a.get("epoch", 0)
+                    if epoch not in (0, -1) or (epoch and write):
+                        raise ScheduleFormatError(f"{wa}: epoch is {epoch!r}, required is 0 or (reads only) -1")
+                    flags |= PREV_EPOCH if epoch else 0
+                    p["acc_buffer"].append(self.i32(a["buffer"], wa))
+                    p["acc_flags"].append(flags)
+                    p["acc_label"].append(-1)
+                    self.ranges(p, "acc", a, wa)
+            for off, col in (("par_off", "par"), ("wait_off", "wait_t"), ("sig_off", "sig_amount"), ("acc_off", "acc_buffer")):
+                p[off].append(len(p[col]))
+        for q, ids in enumerate(self.list_(self.d["queues"], "queues")):
+            p["queue_task"] += [self.i32(t, f"queues[{q}]") for t in self.list_(ids, f"queues[{q}]")]
+            p["queue_off"].append(len(p["queue_task"]))
+        for i, r in enumerate(self.list_(self.d.get("initial", []), "initial")):
+            w = f"initial[{i}]"
+            r = self.obj(r, w, frozenset({"buffer", "rows", "cols"}), required={"buffer", "rows", "cols"})
+            p["init_buffer"].append(self.i32(r["buffer"], w))
+            self.ranges(p, "init", r, w)
+        p["affine"] = [x for row in self.affine for x in row]
+        s = Schedule(
+            steps=self.int_(self.d.get("steps", 1), "steps"),
+            pools=pools, buffers=buffers, counters=counters, variables=variables,
+            columns=columns_from(p), target=self.target(), stop=self.stop(), meta=self.meta(),
+            defects=tuple(self.defects),
+        )  # fmt: skip
+        ops.label(s)
+        return s
+
+    def ranges(self, p: dict[str, list[Any]], prefix: str, a: dict[str, Any], what: str) -> None:
+        for key, lo, hi, aff in (("rows", "r0", "r1", "raff"), ("cols", "c0", "c1", "caff")):
+            start, stop, index = self.range_(a[key], f"{what}.{key}")
+            p[f"{prefix}_{lo}"].append(start)
+            p[f"{prefix}_{hi}"].append(stop)
+            p[f"{prefix}_{aff}"].append(index)
+
+    def target(self) -> TargetLimits | None:
+        if self.d.get("target") is None:
+            return None
+        keys = frozenset({"sms", "smem_bytes", "arch"})
+        t = self.obj(self.d["target"], "target", keys, required=keys)
+        return TargetLimits(self.int_(t["sms"], "target.sms"), self.int_(t["smem_bytes"], "target"), self.str_(t["arch"], "target"))
+
+    def stop(self) -> tuple[int, int] | None:
+        if self.d.get("stop") is None:
+            return None
+        keys = frozenset({"buffer", "task"})
+        s = self.obj(self.d["stop"], "stop", keys, required=keys)
+        return self.i32(s["buffer"], "stop.buffer"), self.i32(s["task"], "stop.task")
+
+    def meta(self) -> dict[str, int | str]:
+        raw = self.d.get("meta", {})
+        if not isinstance(raw, Mapping):
+            raise ScheduleFormatError("meta: an object of integers and strings is required")
+        out: dict[str, int | str] = {}
+        for k, v in raw.items():
+            out[self.str_(k, "meta")] = v if isinstance(v, str) else self.int_(v, f"meta.{k}")
+        return out
+
+
+def _write(s: Schedule) -> dict[str, Any]:
+    c, names = s.columns, s.variable_names()
+
+    def rng(r0: int, r1: int, aff: int) -> Any:
+        if aff < 0:
+            return [int(r0), int(r1)]
+        add, var, stride, mod, length, lvar, lstride = (int(x) for x in c.affine[aff])
+        start: dict[str, Any] = {"stride": stride, "mod": mod or None, "add": add}
+        if var >= 0:
+            start["base"] = names[var]
+        out_length: Any = length
+        if lvar >= 0 or lstride:
+            out_length = {"stride": lstride, "add": length}
+            if lvar >= 0:
+                out_length["base"] = names[lvar]
+        return {"start": start, "length": out_length}
+
+    tasks = []
+    for t in range(s.n_tasks):
+        spec = ops.BY_CODE[int(c.task_op[t])]
+        reads: list[dict[str, Any]] = []
+        writes: list[dict[str, Any]] = []
+        for a in range(int(c.acc_off[t]), int(c.acc_off[t + 1])):
+            f = int(c.acc_flags[a])
+            acc: dict[str, Any] = {
+                "buffer": int(c.acc_buffer[a]),
+                "rows": rng(c.acc_r0[a], c.acc_r1[a], int(c.acc_raff[a])),
+                "cols": rng(c.acc_c0[a], c.acc_c1[a], int(c.acc_caff[a])),
+            }
+            if f & MAYBE:
+                acc["maybe"] = True
+            if f & ASYNC:
+                acc["proxy"] = "async"
+            if f & PREV_EPOCH:
+                acc["epoch"] = -1
+            (writes if f & WRITE else reads).append(acc)
+        task: dict[str, Any] = {
+            "id": t,
+            "op": spec.name,
+            "params": spec.decode(c.par[c.par_off[t] : c.par_off[t + 1]]),
+            "waits": [
+                [int(c.wait_counter[w]), int(c.wait_t[w]), int(c.wait_e[w])]
+                for w in range(int(c.wait_off[t]), int(c.wait_off[t + 1]))
+            ],
+            "signals": [
+                [int(c.sig_counter[k]), int(c.sig_amount[k])] for k in range(int(c.sig_off[t]), int(c.sig_off[t + 1]))
+            ],
+            "reads": reads,
+            "writes": writes,
+        }
+        if c.task_fences[t]:
+            task["fences"] = [n for n, bit in FENCES.items() if int(c.task_fences[t]) & bit]
+        tasks.append(task)
+    out: dict[str, Any] = {
+        "format": FORMAT,
+        "steps": s.steps,
+        "pools": [{"id": p.id, "bytes": p.bytes, "per_queue": p.per_queue} for p in s.pools],
+        "queues": [s.queue(q) for q in range(s.n_queues)],
+        "buffers": [
+            {
+                "id": i, "name": b.name, "kind": b.kind.name.lower(), "dtype": b.dtype, "shape": list(b.shape),
+                "pool": b.pool, "offset": b.offset, "lifetime": b.lifetime.name.lower(), "tagged": b.tagged,
+            }
+            for i, b in enumerate(s.buffers)
+        ],
+        "counters": [{"id": i, "name": k.name, "per_step": k.per_step} for i, k in enumerate(s.counters)],
+        "tasks": tasks,
+        "initial": [
+            {
+                "buffer": int(c.init_buffer[i]),
+                "rows": rng(c.init_r0[i], c.init_r1[i], int(c.init_raff[i])),
+                "cols": rng(c.init_c0[i], c.init_c1[i], int(c.init_caff[i])),
+            }
+            for i in range(len(c.init_buffer))
+        ],
+    }  # fmt: skip
+    if s.variables:
+        out["variables"] = {v.name: {"count": v.count, "min": v.min, "max": v.max} for v in s.variables}
+    if s.target is not None:
+        out["target"] = {"sms": s.target.sms, "smem_bytes": s.target.smem_bytes, "arch": s.target.arch}
+    if s.stop is not None:
+        out["stop"] = {"buffer": s.stop[0], "task": s.stop[1]}
+    if s.meta:
+        out["meta"] = dict(s.meta)
+    return out
