@@ -483,12 +483,12 @@ class _Reader:
                 wait = self.list_(wait, f"{w}.waits")
                 if len(wait) == 2:
                     wait.append(0)
-                c, th, e = self.list_(wait, f"{w}.waits", 3)
-                if e not in (0, -1):
-                    raise ScheduleFormatError(f"{w}.waits: epoch is {e!r}, required is 0 or -1")
+                c, th, epoch = self.list_(wait, f"{w}.waits", 3)
+                if epoch not in (0, -1):
+                    raise ScheduleFormatError(f"{w}.waits: epoch is {epoch!r}, required is 0 or -1")
                 p["wait_counter"].append(self.i32(c, f"{w}.waits"))
                 p["wait_t"].append(self.int_(th, f"{w}.waits"))
-                p["wait_e"].append(e)
+                p["wait_e"].append(epoch)
             for sig in self.list_(t.get("signals", []), f"{w}.signals"):
                 c, a = self.list_(sig, f"{w}.signals", 2)
                 p["sig_counter"].append(self.i32(c, f"{w}.signals"))
@@ -510,7 +510,12 @@ class _Reader:
                     p["acc_flags"].append(flags)
                     p["acc_label"].append(-1)
                     self.ranges(p, "acc", a, wa)
-            for off, col in (("par_off", "par"), ("wait_off", "wait_t"), ("sig_off", "sig_amount"), ("acc_off", "acc_buffer")):
+            for off, col in (
+                ("par_off", "par"),
+                ("wait_off", "wait_t"),
+                ("sig_off", "sig_amount"),
+                ("acc_off", "acc_buffer"),
+            ):
                 p[off].append(len(p[col]))
         for q, ids in enumerate(self.list_(self.d["queues"], "queues")):
             p["queue_task"] += [self.i32(t, f"queues[{q}]") for t in self.list_(ids, f"queues[{q}]")]
@@ -605,9 +610,7 @@ def _write(s: Schedule) -> dict[str, Any]:
                 [int(c.wait_counter[w]), int(c.wait_t[w]), int(c.wait_e[w])]
                 for w in range(int(c.wait_off[t]), int(c.wait_off[t + 1]))
             ],
-            "signals": [
-                [int(c.sig_counter[k]), int(c.sig_amount[k])] for k in range(int(c.sig_off[t]), int(c.sig_off[t + 1]))
-            ],
+            "signals": [[int(c.sig_counter[k]), int(c.sig_amount[k])] for k in range(int(c.sig_off[t]), int(c.sig_off[t + 1]))],
             "reads": reads,
             "writes": writes,
         }

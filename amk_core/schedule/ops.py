@@ -269,7 +269,9 @@ class Footprints:
     has_col_affine: npt.NDArray[np.bool_]
 
 
-def params_of(task_op: npt.NDArray[Any], par_off: npt.NDArray[Any], par: npt.NDArray[Any], spec: OpSpec) -> tuple[Ints, dict[str, Ints]]:
+def params_of(
+    task_op: npt.NDArray[Any], par_off: npt.NDArray[Any], par: npt.NDArray[Any], spec: OpSpec
+) -> tuple[Ints, dict[str, Ints]]:
     """(task ids, parameter columns) of every task of one op."""
     ids = np.flatnonzero(task_op == spec.code).astype(np.int64)
     grid = par[par_off[ids][:, None] + np.arange(len(spec.params))] if len(ids) else np.empty((0, len(spec.params)), np.int64)

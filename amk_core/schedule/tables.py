@@ -45,8 +45,8 @@ from amk_core.schedule.ir import (
 
 MAGIC, VERSION, ALIGN = b"AMKT", 1, 64
 _ENTRY = struct.Struct("<24sIIQQ")
-_DTYPE_CODE = {np.dtype(np.int32): 4, np.dtype(np.int64): 8, np.dtype(np.uint8): 1}
-_CODE_DTYPE = {code: dtype for dtype, code in _DTYPE_CODE.items()}
+_DTYPE_CODE: dict[np.dtype[Any], int] = {np.dtype(np.int32): 4, np.dtype(np.int64): 8, np.dtype(np.uint8): 1}
+_CODE_DTYPE: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in _DTYPE_CODE.items()}
 
 
 class TableError(ValueError):
@@ -141,7 +141,16 @@ def unpack(data: bytes) -> Schedule:
                 for n, (b, q) in zip(names["pools"], s["pools"].reshape(-1, 2), strict=True)
             ),
             buffers=tuple(
-                Buffer(n, Kind(int(b[0])), DTYPES[int(b[1])], tuple(shape), pool, int(b[6]), Lifetime(int(b[7])), bool(b[8]))
+                Buffer(
+                    n,
+                    Kind(int(b[0])),
+                    DTYPES[int(b[1])],
+                    tuple(shape),
+                    pool,
+                    int(b[6]),
+                    Lifetime(int(b[7])),
+                    bool(b[8]),
+                )
                 for (n, shape, pool), b in zip(names["buffers"], s["buffers"].reshape(-1, 9), strict=True)
             ),
             counters=tuple(Counter(n, int(k)) for n, k in zip(names["counters"], s["counters"], strict=True)),
