@@ -8,8 +8,8 @@ of vector clocks (must-order).  It is data, not an argument: whatever the search
    queue, its waits of this step (``e == 0``) hold, and the writers (in this step) of every tagged element it reads have run.
    Waits on the step before hold trivially: every step can be run like this, one after the other;
 3. **clocks**: the table satisfies the local rule below, which implies that it is a valid must-order (Coq: Sched.v, Periodic.v);
-4. **conflicts**: every two conflicting accesses of plain buffers on overlapping physical bytes by tasks of different queues, within a
-   step and over any two steps below ``steps``, are ordered by the clocks.
+4. **conflicts**: every two conflicting accesses of plain buffers on overlapping physical bytes by tasks of different queues,
+   within a step and over any two steps below ``steps``, are ordered by the clocks.
 
 Clocks
 ======
@@ -17,9 +17,9 @@ Clocks
 ``unroll == U >= 1``: clocks of U steps written out, valid for ``steps <= U``.  Instance ``i * n_tasks + b`` is task b in step i;
 n_instances = U * n_tasks; the queue of instances is the task queue repeated U times.
 
-``row[instance]`` is a row of the sparse clock table; entries of row k are ``row_queue[row_off[k]:row_off[k+1]]`` (strictly ascending)
-and ``row_value`` beside them.  Many instances share a row.  With q, j the queue and position of b, and L_r the tasks of queue r
-(queues without tasks never appear):
+``row[instance]`` is a row of the sparse clock table; entries of row k are ``row_queue[row_off[k]:row_off[k+1]]`` (strictly
+ascending) and ``row_value`` beside them.  Many instances share a row.  With q, j the queue and position of b, and L_r the tasks of
+queue r (queues without tasks never appear):
 
 - the component for b's own queue is implied: ``v[b][q] = j`` (unrolled: ``i * L_q + j``); an entry for it in the row is ignored;
 - a component that is not listed is minus infinity (unrolled: 0);
@@ -30,8 +30,8 @@ Local rule, periodic.  Every listed v[b][r] with r != q satisfies ``v <= L_r`` a
 
 - ``j > 0`` and ``v <= plus[a][r]`` where a is the task before b on q;
 - ``j == 0`` and ``v <= plus[z][r] - L_r`` where z is the last task of q;
-- some wait (c, t, e) of b with ``sum over signals (p, w) on c of w * ceil((v - plus[p][r]) / L_r) < e * N_c + t``, where N_c is the sum of
-  the amounts w, and no producer p with ``w > 0`` has ``plus[p][r]`` minus infinity.
+- some wait (c, t, e) of b with ``sum over signals (p, w) on c of w * ceil((v - plus[p][r]) / L_r) < e * N_c + t``, where N_c is
+  the sum of the amounts w, and no producer p with ``w > 0`` has ``plus[p][r]`` minus infinity.
 
 Local rule, unrolled.  Every listed v[b(i)][r] with r != q satisfies ``0 <= v <= U * L_r`` and is 0, or
 
@@ -39,12 +39,13 @@ Local rule, unrolled.  Every listed v[b(i)][r] with r != q satisfies ``0 <= v <=
 - some wait (c, t, e) of b with i + e >= 0 and ``sum of w over signals (p(k), w) on c, k < U, with plus[p(k)][r] < v`` less than
   ``(i + e) * N_c + t``.
 
-Order.  Access x of task a in step i and access y of task b in step i + k (k >= 0) are ordered, x first, iff a and b share a queue (and x comes
-first there), or ``v[b][queue(a)] + k * L_queue(a) >= pos(a) + 1`` (unrolled: ``v[b(i+k)][queue(a)] >= i * L_queue(a) + pos(a) + 1``).
-At k == 0 either task may come first.
+Order.  Access x of task a in step i and access y of task b in step i + k (k >= 0) are ordered, x first, iff a and b share a queue
+(and x comes first there), or ``v[b][queue(a)] + k * L_queue(a) >= pos(a) + 1`` (unrolled:
+``v[b(i+k)][queue(a)] >= i * L_queue(a) + pos(a) + 1``).  At k == 0 either task may come first.
 
-Bytes: ``tables.write_sections`` with magic ``b"AMKC"``: sections ``hash`` (32 bytes), ``head`` (int64: unroll, n_tasks, n_queues), ``replay``, ``row``,
-``row_queue``, ``row_value`` (int32) and ``row_off`` (int64).  JSON: the same fields by name, format ``amk.certificate/1``.
+Bytes: ``tables.write_sections`` with magic ``b"AMKC"``: sections ``hash`` (32 bytes), ``head`` (int64: unroll, n_tasks, n_queues),
+``replay``, ``row``, ``row_queue``, ``row_value`` (int32) and ``row_off`` (int64).  JSON: the same fields by name, format
+``amk.certificate/1``.
 """
 
 from __future__ import annotations
@@ -109,9 +110,8 @@ class Certificate:
         return cls(s["hash"].tobytes().hex(), unroll, n_tasks, n_queues, **{n: s[n] for n in _ARRAYS})
 
     def to_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {
-            "format": FORMAT, "table_hash": self.table_hash, "unroll": self.unroll, "n_tasks": self.n_tasks, "n_queues": self.n_queues,
-        }  # fmt: skip
+        out: dict[str, Any] = {"format": FORMAT, "table_hash": self.table_hash}
+        out.update({name: getattr(self, name) for name in ("unroll", "n_tasks", "n_queues")})
         out.update({name: [int(x) for x in getattr(self, name)] for name in _ARRAYS})
         return out
 
@@ -123,13 +123,13 @@ class Certificate:
                 raise TableError(f'certificate: format is {data["format"]!r}, required is "{FORMAT}"')
             if len(bytes.fromhex(data["table_hash"])) != 32:
                 raise TableError("certificate: table_hash is not 64 hexadecimal digits")
-            head = [int(data[k]) for k in ("unroll", "n_tasks", "n_queues")]
-            if any(not 0 <= x < 2**40 for x in head):
+            unroll, n_tasks, n_queues = (int(data[k]) for k in ("unroll", "n_tasks", "n_queues"))
+            if any(not 0 <= x < 2**40 for x in (unroll, n_tasks, n_queues)):
                 raise TableError("certificate: unroll, n_tasks or n_queues is out of range")
-            arrays = {n: np.array(data[n], np.int64).reshape(-1).astype(dtype, casting="unsafe") for n, dtype in _ARRAYS.items()}
+            arrays: dict[str, Any] = {n: np.array(data[n], np.int64).reshape(-1).astype(dtype) for n, dtype in _ARRAYS.items()}
             if any((np.array(data[n], np.int64).reshape(-1) != a).any() for n, a in arrays.items()):
                 raise TableError("certificate: a number does not fit its column")
-            return cls(data["table_hash"].lower(), *head, **arrays)
+            return cls(data["table_hash"].lower(), unroll, n_tasks, n_queues, **arrays)
         except (KeyError, TypeError, ValueError, OverflowError) as e:
             if isinstance(e, TableError):
                 raise
