@@ -451,7 +451,7 @@ class _Reader:
     def schedule(self) -> Schedule:
         pools, variables = self.pools(), self.variables()
         buffers, counters = self.buffers(), self.counters()
-        p: dict[str, list[Any]] = {name: [] for name in COLUMN_DTYPES}
+        p: dict[str, Any] = {name: [] for name in COLUMN_DTYPES}
         for name in ("par_off", "wait_off", "sig_off", "acc_off", "queue_off"):
             p[name].append(0)
         known = frozenset("id op params waits signals reads writes fences".split())  # noqa: SIM905
@@ -525,7 +525,10 @@ class _Reader:
             r = self.obj(r, w, frozenset({"buffer", "rows", "cols"}), required={"buffer", "rows", "cols"})
             p["init_buffer"].append(self.i32(r["buffer"], w))
             self.ranges(p, "init", r, w)
-        p["affine"] = [x for row in self.affine for x in row]
+        affine, index = np.unique(np.array(self.affine, np.int64).reshape(-1, AFFINE_FIELDS), axis=0, return_inverse=True)
+        p["affine"] = affine.reshape(-1)  # each distinct range once, sorted: the tables do not depend on the order of reading
+        for name in ("acc_raff", "acc_caff", "init_raff", "init_caff"):
+            p[name] = [-1 if a < 0 else index.reshape(-1)[a] for a in p[name]]
         s = Schedule(
             steps=self.int_(self.d.get("steps", 1), "steps"),
             pools=pools, buffers=buffers, counters=counters, variables=variables,
@@ -535,7 +538,7 @@ class _Reader:
         ops.label(s)
         return s
 
-    def ranges(self, p: dict[str, list[Any]], prefix: str, a: dict[str, Any], what: str) -> None:
+    def ranges(self, p: dict[str, Any], prefix: str, a: dict[str, Any], what: str) -> None:
         for key, lo, hi, aff in (("rows", "r0", "r1", "raff"), ("cols", "c0", "c1", "caff")):
             start, stop, index = self.range_(a[key], f"{what}.{key}")
             p[f"{prefix}_{lo}"].append(start)

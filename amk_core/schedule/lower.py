@@ -1,0 +1,351 @@
+"""ModelGraph -> Schedule: cut every matrix into tiles, lay the tiles on queues, join the phases with counters.
+
+One step of a layer has five dependent phases, six with ``fuse_combine=False``:
+
+    qkv (norm, projection, rotation, KV append) -> attn -> [attn_combine] -> o_proj (+ residual)
+        -> gate_up (norm, SiLU(gate) * up) -> down_proj (+ residual)
+
+before the layers comes ``embed``, after them ``lm_head`` (final norm) and ``sample``.  The schedule does not depend on the
+position: position, active rows and token enter through launch variables and buffers.  Three purposes share the tiling, so that
+one weight tape serves all of them:
+
+* ``decode``: one token a sequence and step, fed back from the sampler;
+* ``prefill``: ``chunk`` prompt tokens a sequence and step, appends KV, no head;
+* ``logits``: like prefill, but every row goes through the head and its logits are kept for the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from amk_core.graph import ModelGraph
+from amk_core.schedule.build import Builder, Wait
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Kind, Lifetime, Schedule, Variable
+from amk_core.schedule.ops import CONTROL_WORDS
+from amk_core.targets import Target
+
+Purpose = Literal["decode", "prefill", "logits"]
+Mode = Literal["exact", "fast"]
+
+ATTN_BLOCK = 128  # positions of one attention block: part of the numeric plan, never of ScheduleConfig
+KV_PAD_ROWS = 128  # rows behind the context: a launch may start at the last position and still stays inside its buffer
+MAX_STOP_IDS = 16
+MAX_ROWS = 256  # rows of one step, batch * chunk
+MAX_BATCH, MAX_CHUNK = 16, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What a schedule is for.
+
+    Attributes:
+        batch: sequences, 1 to 16.
+        chunk: tokens of each sequence in one step, 1 to 16 (1 for ``decode``).
+        context: positions a sequence may have; the KV cache has KV_PAD_ROWS rows more.
+        steps: steps of one launch at most; 0: as many as the padding allows.
+    """
+
+    purpose: Purpose = "decode"
+    batch: int = 1
+    chunk: int = 1
+    context: int = 256
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name, hi in (("batch", MAX_BATCH), ("chunk", MAX_CHUNK)):
+            if not 1 <= getattr(self, name) <= hi:
+                raise ValueError(f"{name} is {getattr(self, name)}, required is 1 to {hi}")
+        if self.purpose == "decode" and self.chunk != 1:
+            raise ValueError(f"a decode schedule takes one token a step, chunk is {self.chunk}")
+        if self.context < 1:
+            raise ValueError(f"context is {self.context}, required is at least 1")
+        if not 0 <= self.steps * self.chunk <= KV_PAD_ROWS:
+            raise ValueError(f"{self.steps} steps of {self.chunk} tokens, required is at most {KV_PAD_ROWS} tokens a launch")
+
+    @property
+    def max_steps(self) -> int:
+        return self.steps or KV_PAD_ROWS // self.chunk
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.chunk
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows a sequence has in the KV buffers."""
+        return self.context + KV_PAD_ROWS
+
+
+def split_rows(total: int, tiles: int, align: int) -> list[tuple[int, int]]:
+    """Cut [0, total) into at most ``tiles`` ranges on multiples of ``align``, sizes as equal as that allows."""
+    units = -(-total // align)
+    tiles = min(tiles, units)
+    cuts = [min(total, units * i // tiles * align) for i in range(tiles + 1)]
+    return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
+
+
+class _Lowering:
+    def __init__(self, graph: ModelGraph, config: ScheduleConfig, target: Target, geometry: Geometry, mode: Mode) -> None:
+        if geometry.context > graph.context:
+            raise ValueError(
+                f"context is {geometry.context}, {graph.name} is trained for {graph.context} positions; ask for at most that"
+            )
+        self.g, self.c, self.t, self.geo, self.mode = graph, config, target, geometry, mode
+        self.b = Builder(target.queues)
+        self.deal = 0  # where "rotated" placement goes on
+        self.m = geometry.rows
+        self.partial = int(geometry.batch > 1 or geometry.chunk > 1)
+
+    # -- buffers
+    def buffers(self) -> None:
+        g, geo, b, m = self.g, self.geo, self.b, self.m
+        weight = "f32" if self.mode == "exact" else "bf16"
+        d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
+        per, host = Lifetime.PERSISTENT, Lifetime.HOST
+
+        def act(name: str, shape: tuple[int, ...], dtype: str = "f32") -> int:
+            return b.buffer(name, Kind.ACTIVATION, dtype, shape, "act")
+
+        def const(name: str, kind: Kind, shape: tuple[int, int], dtype: str = "f32") -> int:
+            return b.buffer(name, kind, dtype, shape, "weights", per, initial=True)
+
+        act("h", (m, g.hidden_size))
+        act("q", (m, heads * d))
+        max_blocks = -(-geo.kv_rows // ATTN_BLOCK)
+        wanted = self.c.attn_splits or max(1, self.t.queues // (geo.batch * kv))
+        self.splits = min(wanted, max_blocks)
+        self.blocks = -(-max_blocks // self.splits)
+        act("part", (m * heads, self.splits * self.blocks * (d + 2)))
+        if not self.c.fuse_combine:
+            act("attn", (m, heads * d))
+        act("act", (m, g.intermediate_size))
+        const("embed", Kind.TABLE, (g.vocab_size, g.hidden_size), weight)
+        const("rope.cos", Kind.TABLE, (geo.kv_rows, d // 2))
+        const("rope.sin", Kind.TABLE, (geo.kv_rows, d // 2))
+        for i in range(g.n_layers):
+            const(f"L{i}.attn_norm", Kind.TABLE, (1, g.hidden_size))
+            const(f"L{i}.qkv", Kind.WEIGHT, ((heads + 2 * kv) * d, g.hidden_size), weight)
+            const(f"L{i}.o", Kind.WEIGHT, (g.hidden_size, heads * d), weight)
+            const(f"L{i}.mlp_norm", Kind.TABLE, (1, g.hidden_size))
+            const(f"L{i}.gate_up", Kind.WEIGHT, (2 * g.intermediate_size, g.hidden_size), weight)
+            const(f"L{i}.down", Kind.WEIGHT, (g.hidden_size, g.intermediate_size), weight)
+            for name in ("k", "v"):
+                cache = b.buffer(f"L{i}.{name}", Kind.KV, weight, (geo.batch * geo.kv_rows, kv * d), "kv", per)
+                for seq in range(geo.batch):
+                    b.initial_rows(cache, (seq * geo.kv_rows, -1, 0, 0, 0, seq, 0))  # rows below p0[seq]
+        if geo.purpose == "decode":
+            b.buffer("token", Kind.TOKEN, "i32", (geo.batch, 1), "io", per, initial=True)
+        else:
+            b.buffer("prompt", Kind.INPUT, "i32", (geo.batch, geo.max_steps * geo.chunk), "io", host, initial=True)
+        if geo.purpose == "prefill":
+            return
+        const("final_norm", Kind.TABLE, (1, g.hidden_size))
+        const("head", Kind.WEIGHT, (g.vocab_size, g.hidden_size), weight)
+        self.head_tiles = split_rows(g.vocab_size, self.c.head_tiles_per_queue * self.t.queues, self.c.row_align)
+        if geo.purpose == "logits":
+            b.buffer("logits", Kind.OUTPUT, "f32", (geo.max_steps * m, g.vocab_size), "io", host)
+            return
+        act("logits", (m, g.vocab_size))
+        if self.c.fuse_argmax:
+            act("amax", (m, 2 * len(self.head_tiles)), "b32")
+        b.buffer("control", Kind.INPUT, "b32", (geo.batch, CONTROL_WORDS), "io", host, initial=True)
+        b.buffer("stop_ids", Kind.INPUT, "i32", (geo.batch, MAX_STOP_IDS), "io", host, initial=True)
+        b.buffer("done", Kind.TOKEN, "i32", (geo.batch, 1), "io", per, initial=True)
+        b.buffer("out", Kind.OUTPUT, "i32", (geo.max_steps, geo.batch), "io", host)
+        b.buffer("stop", Kind.OUTPUT, "i32", (geo.max_steps, 1), "io", host)
+
+    # -- tasks
+    def place(self, n: int) -> list[int]:
+        """The queue of each of n tiles of a phase."""
+        queues = self.t.queues
+        if self.c.placement == "blocked":
+            return [j * queues // max(n, queues) if n >= queues else j for j in range(n)]
+        if self.c.placement == "strided":
+            return [j % queues for j in range(n)]
+        first, self.deal = self.deal, (self.deal + n) % queues
+        return [(first + j) % queues for j in range(n)]
+
+    def phase(self, op: str, name: str, tiles: Sequence[Mapping[str, int | float]], waits: Sequence[Wait]) -> Wait:
+        """Tasks that all wait for ``waits`` and are joined by one counter; returns the wait for all of them."""
+        done = self.b.counter(name)
+        waiting: set[int] = set()
+        for tile, queue in zip(tiles, self.place(len(tiles)), strict=True):
+            # behind the first task of the phase on its queue the wait is implied by queue order
+            self.b.task(op, queue, tile, () if queue in waiting else waits, (done,))
+            waiting.add(queue)
+        return (done, len(tiles), 0)
+
+    def rows(self, total: int, per_queue: int) -> list[tuple[int, int]]:
+        return split_rows(total, per_queue * self.t.queues, self.c.row_align)
+
+    def layer(self, i: int, before: Wait) -> Wait:
+        g, geo, ids, c, m = self.g, self.geo, self.b.buffer_ids, self.c, self.m
+        d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
+        hidden, eps = g.hidden_size, g.norm_eps
+        attn_shape = {
+            "m": m, "chunk": geo.chunk, "batch": geo.batch, "ctx": geo.kv_rows, "n_heads": heads, "n_kv": kv,
+            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks, "block": ATTN_BLOCK,
+            "pos_var": 0, "layer": i,
+        }  # fmt: skip
+        if c.fuse_qkv:
+            cuts = self.rows((heads + 2 * kv) * d, c.tiles_per_queue)
+        else:
+            sections = ((0, heads), (heads, kv), (heads + kv, kv))
+            cuts = [(s * d + a, s * d + e) for s, n in sections for a, e in self.rows(n * d, c.tiles_per_queue)]
+        qkv = [
+            {
+                "h": ids["h"], "norm_w": ids[f"L{i}.attn_norm"], "w": ids[f"L{i}.qkv"], "cos": ids["rope.cos"],
+                "sin": ids["rope.sin"], "q": ids["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "m": m, "chunk": geo.chunk,
+                "batch": geo.batch, "ctx": geo.kv_rows, "row0": a, "row1": e, "hidden": hidden, "n_heads": heads, "n_kv": kv,
+                "head_dim": d, "pos_var": 0, "partial": self.partial, "layer": i, "eps": eps,
+            }
+            for a, e in cuts
+        ]  # fmt: skip
+        attn = [
+            {
+                **attn_shape, "q": ids["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "part": ids["part"], "seq": seq,
+                "kv_head": head, "split": split, "partial": self.partial, "scale": g.attn_scale,
+            }
+            for seq in range(geo.batch) for head in range(kv) for split in range(self.splits)
+        ]  # fmt: skip
+        if c.dependencies == "phase":
+            after = self.phase("attn", f"L{i}.attn", attn, [self.phase("qkv", f"L{i}.qkv", qkv, [before])])
+        else:
+            after = self.by_head(i, qkv, attn, before)
+        if not c.fuse_combine:
+            merge = [
+                {**attn_shape, "part": ids["part"], "out": ids["attn"], "seq": seq, "kv_head": head}
+                for seq in range(geo.batch) for head in range(kv)
+            ]  # fmt: skip
+            after = self.phase("attn_combine", f"L{i}.combine", merge, [after])
+            o_op, o_shape = "o_proj", {"x": ids["attn"], "m": m, "k": heads * d, "layer": i}
+        else:
+            o_op = "o_proj_combine"
+            o_shape = {"part": ids["part"], "k": heads * d, **attn_shape}
+        o = [{**o_shape, "w": ids[f"L{i}.o"], "h": ids["h"], "row0": a, "row1": e} for a, e in self.rows(hidden, c.tiles_per_queue)]
+        after = self.phase(o_op, f"L{i}.o", o, [after])
+        gate_up = [
+            {
+                "h": ids["h"], "norm_w": ids[f"L{i}.mlp_norm"], "w": ids[f"L{i}.gate_up"], "act": ids["act"], "m": m,
+                "row0": a, "row1": e, "hidden": hidden, "layer": i, "eps": eps,
+            }
+            for a, e in self.rows(g.intermediate_size, c.tiles_per_queue)
+        ]  # fmt: skip
+        after = self.phase("gate_up", f"L{i}.gate_up", gate_up, [after])
+        down = [
+            {
+                "x": ids["act"], "w": ids[f"L{i}.down"], "h": ids["h"], "m": m, "row0": a, "row1": e,
+                "k": g.intermediate_size, "layer": i,
+            }
+            for a, e in self.rows(hidden, c.tiles_per_queue)
+        ]  # fmt: skip
+        return self.phase("down_proj", f"L{i}.down", down, [after])
+
+    def by_head(
+        self, i: int, qkv: Sequence[Mapping[str, int | float]], attn: Sequence[Mapping[str, int | float]], before: Wait
+    ) -> Wait:
+        """QKV and attention joined head group by head group instead of by one barrier."""
+        g, b = self.g, self.b
+        d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
+        group = heads // kv
+        counters = [b.counter(f"L{i}.head{h}") for h in range(kv)]
+        producers = [0] * kv
+        waiting: set[int] = set()
+        for tile, queue in zip(qkv, self.place(len(qkv)), strict=True):
+            touched = []
+            for h in range(kv):
+                parts = [
+                    (h * group * d, (h + 1) * group * d),
+                    ((heads + h) * d, (heads + h + 1) * d),
+                    ((heads + kv + h) * d, (heads + kv + h + 1) * d),
+                ]
+                if any(tile["row0"] < end and start < tile["row1"] for start, end in parts):
+                    touched.append(counters[h])
+                    producers[h] += 1
+            b.task("qkv", queue, tile, () if queue in waiting else (before,), touched)
+            waiting.add(queue)
+        done = b.counter(f"L{i}.attn")
+        for tile, queue in zip(attn, self.place(len(attn)), strict=True):
+            head = int(tile["kv_head"])
+            b.task("attn", queue, tile, ((counters[head], producers[head], 0),), (done,))
+        return (done, len(attn), 0)
+
+    def schedule(self) -> Schedule:
+        self.buffers()
+        g, geo, ids, c, m, b = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.b
+        decode = geo.purpose == "decode"
+        embed_done = b.counter("embed")
+        embed_cuts = split_rows(g.hidden_size, c.embed_tiles, c.row_align)
+        start: list[Wait] = []  # filled below: the last phase of the step before, whose counter does not exist yet
+        for (first, last), queue in zip(embed_cuts, self.place(len(embed_cuts)), strict=True):
+            params = {
+                "token": ids["token" if decode else "prompt"], "table": ids["embed"], "out": ids["h"], "m": m, "chunk": geo.chunk,
+                "feed": int(not decode), "col0": first, "col1": last, "vocab": g.vocab_size, "scale": 1.0,
+            }  # fmt: skip
+            b.task("embed", queue, params, start, (embed_done,))
+        before: Wait = (embed_done, len(embed_cuts), 0)
+        for i in range(g.n_layers):
+            before = self.layer(i, before)
+        stop = None
+        if geo.purpose != "prefill":
+            head = [
+                {
+                    "h": ids["h"], "norm_w": ids["final_norm"], "w": ids["head"], "logits": ids["logits"],
+                    "amax": ids.get("amax", -1), "m": m, "row0": a, "row1": e, "tile": j, "ring": int(not decode),
+                    "hidden": g.hidden_size, "layer": g.n_layers, "eps": g.norm_eps,
+                }
+                for j, (a, e) in enumerate(self.head_tiles)
+            ]  # fmt: skip
+            before = self.phase("lm_head", "head", head, [before])
+        if decode:
+            sampler = {name: ids[name] for name in ("logits", "control", "stop_ids", "token", "out", "stop", "done")}
+            shape = {"m": m, "tiles": len(self.head_tiles), "vocab": g.vocab_size, "n_stop_ids": MAX_STOP_IDS, "pos_var": 0}
+            queue = self.t.queues - 1 - c.sampler_queue % self.t.queues
+            sampled = b.counter("sample")
+            task = b.task("sample", queue, {**sampler, **shape, "amax": ids.get("amax", -1)}, [before], (sampled,))
+            stop, before = (ids["stop"], task), (sampled, 1, 0)
+        # every reader of h and of the token in the step before is behind this counter
+        start.append((before[0], before[1], -1))
+        variables = (
+            Variable("p0", geo.batch, 0, geo.context),
+            Variable("n", geo.batch, 0, geo.max_steps * geo.chunk),
+        )
+        meta: dict[str, int | str] = {
+            "model": g.name, "purpose": geo.purpose, "mode": self.mode, "batch": geo.batch, "chunk": geo.chunk,
+            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": ATTN_BLOCK,
+        }  # fmt: skip
+        return b.build(geo.max_steps, ("weights",), variables, self.t.limits(), stop, meta)
+
+
+def lower(
+    graph: ModelGraph,
+    config: ScheduleConfig | None = None,
+    target: Target | None = None,
+    geometry: Geometry | None = None,
+    mode: Mode = "exact",
+) -> Schedule:
+    """Lower a model to a schedule.
+
+    Args:
+        graph: what to compute.
+        config: how to cut it (default: ScheduleConfig()).
+        target: how many queues and what limits (default: this machine's CPU).
+        geometry: batch, chunk, context, purpose (default: decode, batch 1).
+        mode: numeric plan; decides the stored dtypes of weights and KV.
+
+    Raises:
+        ValueError: context beyond what the model was trained for, or an impossible geometry.
+    """
+    return _Lowering(graph, config or ScheduleConfig(), target or Target.cpu(), geometry or Geometry(), mode).schedule()
+
+
+def hops(schedule: Schedule) -> int:
+    """Dependent phases of one layer: 5, or 6 with separate combine tasks."""
+    codes = set(schedule.columns.task_op.tolist())
+    from amk_core.schedule.ops import CODES
+
+    return sum(CODES[op] in codes for op in ("qkv", "attn", "attn_combine", "gate_up", "down_proj")) + 1

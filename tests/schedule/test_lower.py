@@ -1,0 +1,123 @@
+"""Lowering: every knob changes the program, tilings cover every row once, JSON and tables round-trip."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from amk_core.graph import GRAPH_SHAPES, ModelGraph, RopeSpec
+from amk_core.schedule import ops, tables
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Schedule
+from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, hops, lower, split_rows
+from amk_core.targets import Target
+
+
+def tiny(**changes: object) -> ModelGraph:
+    fields: dict[str, object] = {
+        "name": "tiny", "family": "llama", "vocab_size": 100, "hidden_size": 48, "intermediate_size": 80, "n_layers": 2,
+        "n_heads": 6, "n_kv_heads": 2, "head_dim": 8, "norm_eps": 1e-5, "tied_head": False, "context": 512,
+        "rope": RopeSpec("default", 10000.0, 8, 512), "attn_scale": 8**-0.5,
+    }  # fmt: skip
+    return ModelGraph(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+OTHER = {
+    "tiles_per_queue": 2, "head_tiles_per_queue": 3, "row_align": 4, "placement": "strided", "fuse_qkv": False,
+    "fuse_combine": False, "fuse_argmax": False, "attn_splits": 2, "dependencies": "head", "embed_tiles": 2, "sampler_queue": 1,
+}  # fmt: skip
+
+
+def test_the_table_of_other_values_is_complete() -> None:
+    assert set(OTHER) == {f.name for f in dataclasses.fields(ScheduleConfig)}
+
+
+@pytest.mark.parametrize("knob", sorted(OTHER))
+def test_every_knob_changes_the_packed_tables(knob: str) -> None:
+    g, target = tiny(), Target.cpu(3)
+    base = ScheduleConfig()
+    changed = dataclasses.replace(base, **{knob: OTHER[knob]})
+    assert tables.pack(lower(g, base, target)) != tables.pack(lower(g, changed, target))
+
+
+def test_placements_differ() -> None:
+    g = tiny()
+    packed = {
+        p: tables.pack(lower(g, ScheduleConfig(placement=p, tiles_per_queue=2), Target.cpu(3)))
+        for p in ("blocked", "strided", "rotated")
+    }
+    assert len(set(packed.values())) == 3
+
+
+@pytest.mark.parametrize("shape", sorted(GRAPH_SHAPES))
+@pytest.mark.parametrize("target", ["cpu", "h200", "rtx5090"])
+def test_every_weight_row_is_streamed_exactly_once(shape: str, target: str) -> None:
+    s = lower(GRAPH_SHAPES[shape], ScheduleConfig(), Target.named(target))
+    c = s.columns
+    seen = {i: np.zeros(b.rows, np.int64) for i, b in enumerate(s.buffers) if b.kind.name == "WEIGHT"}
+    for a in range(len(c.acc_buffer)):
+        if int(c.acc_buffer[a]) in seen:
+            seen[int(c.acc_buffer[a])][c.acc_r0[a] : c.acc_r1[a]] += 1
+    assert all((n == 1).all() for n in seen.values())
+
+
+@pytest.mark.parametrize(("combine", "want"), [(True, 5), (False, 6)])
+def test_hops_a_layer(combine: bool, want: int) -> None:
+    assert hops(lower(tiny(), ScheduleConfig(fuse_combine=combine), Target.cpu(2))) == want
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [Geometry(), Geometry(batch=3), Geometry("prefill", 2, 7, 200), Geometry("logits", 1, 16, 300, 4)],
+)
+@pytest.mark.parametrize("config", [ScheduleConfig(), ScheduleConfig(dependencies="head", fuse_combine=False, fuse_argmax=False)])
+def test_json_and_tables_round_trip(geometry: Geometry, config: ScheduleConfig) -> None:
+    s = lower(tiny(), config, Target.cpu(3), geometry)
+    again = Schedule.from_json(json.loads(json.dumps(s.to_json())))
+    packed = tables.pack(s)
+    assert tables.pack(again) == packed
+    assert tables.pack(tables.unpack(packed)) == packed
+    assert (again.columns.acc_label == s.columns.acc_label).all()
+
+
+def test_declared_footprints_are_the_contracts() -> None:
+    s = lower(tiny(), ScheduleConfig(), Target.cpu(2))
+    assert ops.problems(s) == []
+    s.columns.acc_c1[0] += 1
+    assert [t for t, _ in ops.problems(s)] == [0]
+
+
+def test_a_launch_from_the_last_position_stays_inside_the_cache() -> None:
+    for geo in (Geometry(context=100), Geometry("prefill", 1, 16, 100)):
+        assert geo.context + geo.max_steps * geo.chunk <= geo.kv_rows == geo.context + KV_PAD_ROWS
+
+
+def test_split_rows_covers_on_aligned_cuts() -> None:
+    for total, tiles, align in ((576, 7, 8), (100, 3, 8), (5, 9, 2), (49152, 132, 64), (1, 1, 2)):
+        cuts = split_rows(total, tiles, align)
+        assert cuts[0][0] == 0
+        assert cuts[-1][1] == total
+        assert all(a[1] == b[0] and a[1] % align == 0 for a, b in itertools.pairwise(cuts))
+        sizes = [e - a for a, e in cuts]
+        assert max(sizes) - min(sizes) <= align + (-total % align)
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="row_align is 3"):
+        ScheduleConfig(row_align=3)
+    with pytest.raises(ValueError, match="placement is 'round'"):
+        ScheduleConfig(placement="round")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="known are"):
+        ScheduleConfig.parse(["tiles=3"])
+    with pytest.raises(ValueError, match="trained for 512"):
+        lower(tiny(), geometry=Geometry(context=1000))
+    with pytest.raises(ValueError, match="unknown target"):
+        Target.named("h900")
+    assert ScheduleConfig.parse(["placement=strided", "fuse_argmax=false", "row_align=4"]) == ScheduleConfig(
+        placement="strided", fuse_argmax=False, row_align=4
+    )
+    assert repr(ScheduleConfig(row_align=4)) == "ScheduleConfig(row_align=4)"
