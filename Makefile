@@ -1,6 +1,68 @@
-# Developer targets.  `make native` builds the extension in place for running from the source tree.
-PY ?= python3
-.PHONY: native
+# Two commands for a user (make bench, make test) and three for a developer (make native, make lint, make clean).
+# They make their own environment in $(VENV) and keep it while it is up to date.  Everything comes from the package index
+# that pip is configured for.  Override PYTHON to choose an interpreter, PIP to choose an installer.
+PYTHON ?= python3
+PY ?= $(PYTHON)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP ?= $(BIN)/python -m pip --disable-pip-version-check -q
+OUT ?= out.json
+PYTEST_ARGS ?=
+
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard amk_core/native/*)
+SOURCES := $(NATIVE) $(shell find amk_core amk_bench vm kernels suites fleet -name '*.py' -o -name '*.h' -o -name '*.cu*' -o -name '*.toml')
+# The requirements of one extra, one a line.
+EXTRA = $(BIN)/python -c 'import sys, tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))'
+
+.PHONY: help bench test native lint env clean
+help:
+	@echo 'make bench   measure this machine: installs, fetches a model, runs the suites, prints the table'
+	@echo 'make test    tests of the packages and the default validator suite'
+	@echo 'make native  build the extension in place, for running from the source tree'
+	@echo 'make lint    ruff and mypy --strict'
+	@echo 'make clean   remove the environment and everything built'
+
+bench: env
+	@echo '== the model: SmolLM2-135M (kept in the model cache)'
+	$(BIN)/amk model fetch smollm2-135m
+	@echo '== the suites, quick: gates first, then paired timing'
+	$(BIN)/pytest suites --arch=auto --quick --benchmark-json=$(OUT) $(PYTEST_ARGS)
+
+test: env
+	$(BIN)/pytest tests suites/validator $(PYTEST_ARGS)
+
+env: $(VENV)/.amk
+
+# First time: exactly what a user types.  Later: dependencies only when pyproject.toml has changed.
+$(VENV)/.deps: pyproject.toml
+	@echo '== the environment in $(VENV): about a minute the first time'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install '.[test]'
+	touch $(VENV)/.deps $(VENV)/.amk
+
+# Later changes of the sources: rebuild without isolation, so that only what changed is compiled.
+$(VENV)/.amk: $(VENV)/.deps $(SOURCES)
+	@echo '== amk itself'
+	$(EXTRA) build > $(VENV)/build.txt
+	$(PIP) install -r $(VENV)/build.txt
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps --no-build-isolation -C build-dir=build/venv .
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.deps
+	$(EXTRA) lint > $(VENV)/lint.txt
+	$(PIP) install -r $(VENV)/lint.txt
+	touch $@
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+# The interpreter $(PY) needs nanobind; the extension is built beside amk_core/__init__.py.
 native:
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$($(PY) -c 'import sys;print(sys.executable)') -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/amk_core >/dev/null
 	cmake --build build/dev
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks amk_core/_native*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,7 +38,9 @@ def folder(name: str) -> Path:
     root = source_root()
     path = root / name if root else _SITE / _DATA_HOME[name] / name
     if not path.is_dir():
-        raise ResourceMissing(f"{path} is missing, but every installation of amk has it; reinstall with: pip install --force-reinstall amk")
+        raise ResourceMissing(
+            f"{path} is missing, but every installation of amk has it; reinstall: pip install --force-reinstall amk"
+        )
     return path
 
 
