@@ -5,26 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from amk_core.graph import GRAPH_SHAPES, ModelGraph, RopeSpec
+from amk_core.graph import GRAPH_SHAPES, ModelGraph
 from amk_core.schedule import ops, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, hops, lower, split_rows
 from amk_core.targets import Target
 
-
-def tiny(**changes: object) -> ModelGraph:
-    fields: dict[str, object] = {
-        "name": "tiny", "family": "llama", "vocab_size": 100, "hidden_size": 48, "intermediate_size": 80, "n_layers": 2,
-        "n_heads": 6, "n_kv_heads": 2, "head_dim": 8, "norm_eps": 1e-5, "tied_head": False, "context": 512,
-        "rope": RopeSpec("default", 10000.0, 8, 512), "attn_scale": 8**-0.5,
-    }  # fmt: skip
-    return ModelGraph(**{**fields, **changes})  # type: ignore[arg-type]
-
+Graphs = Callable[..., ModelGraph]
 
 OTHER = {
     "tiles_per_queue": 2, "head_tiles_per_queue": 3, "row_align": 4, "placement": "strided", "fuse_qkv": False,
@@ -37,14 +30,14 @@ def test_the_table_of_other_values_is_complete() -> None:
 
 
 @pytest.mark.parametrize("knob", sorted(OTHER))
-def test_every_knob_changes_the_packed_tables(knob: str) -> None:
+def test_every_knob_changes_the_packed_tables(knob: str, tiny: Graphs) -> None:
     g, target = tiny(), Target.cpu(3)
     base = ScheduleConfig()
     changed = dataclasses.replace(base, **{knob: OTHER[knob]})
     assert tables.pack(lower(g, base, target)) != tables.pack(lower(g, changed, target))
 
 
-def test_placements_differ() -> None:
+def test_placements_differ(tiny: Graphs) -> None:
     g = tiny()
     packed = {
         p: tables.pack(lower(g, ScheduleConfig(placement=p, tiles_per_queue=2), Target.cpu(3)))
@@ -66,7 +59,7 @@ def test_every_weight_row_is_streamed_exactly_once(shape: str, target: str) -> N
 
 
 @pytest.mark.parametrize(("combine", "want"), [(True, 5), (False, 6)])
-def test_hops_a_layer(combine: bool, want: int) -> None:
+def test_hops_a_layer(combine: bool, want: int, tiny: Graphs) -> None:
     assert hops(lower(tiny(), ScheduleConfig(fuse_combine=combine), Target.cpu(2))) == want
 
 
@@ -75,7 +68,7 @@ def test_hops_a_layer(combine: bool, want: int) -> None:
     [Geometry(), Geometry(batch=3), Geometry("prefill", 2, 7, 200), Geometry("logits", 1, 16, 300, 4)],
 )
 @pytest.mark.parametrize("config", [ScheduleConfig(), ScheduleConfig(dependencies="head", fuse_combine=False, fuse_argmax=False)])
-def test_json_and_tables_round_trip(geometry: Geometry, config: ScheduleConfig) -> None:
+def test_json_and_tables_round_trip(geometry: Geometry, config: ScheduleConfig, tiny: Graphs) -> None:
     s = lower(tiny(), config, Target.cpu(3), geometry)
     again = Schedule.from_json(json.loads(json.dumps(s.to_json())))
     packed = tables.pack(s)
@@ -84,7 +77,7 @@ def test_json_and_tables_round_trip(geometry: Geometry, config: ScheduleConfig) 
     assert (again.columns.acc_label == s.columns.acc_label).all()
 
 
-def test_declared_footprints_are_the_contracts() -> None:
+def test_declared_footprints_are_the_contracts(tiny: Graphs) -> None:
     s = lower(tiny(), ScheduleConfig(), Target.cpu(2))
     assert ops.problems(s) == []
     s.columns.acc_c1[0] += 1
@@ -106,7 +99,7 @@ def test_split_rows_covers_on_aligned_cuts() -> None:
         assert max(sizes) - min(sizes) <= align + (-total % align)
 
 
-def test_bad_settings_are_named() -> None:
+def test_bad_settings_are_named(tiny: Graphs) -> None:
     with pytest.raises(ValueError, match="row_align is 3"):
         ScheduleConfig(row_align=3)
     with pytest.raises(ValueError, match="placement is 'round'"):
