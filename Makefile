@@ -33,22 +33,23 @@ test: env
 
 env: $(VENV)/.amk
 
-# First time: exactly what a user types.  Later: dependencies only when pyproject.toml has changed.
-$(VENV)/.deps: pyproject.toml
-	@echo '== the environment in $(VENV): about a minute the first time'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install '.[test]'
-	touch $(VENV)/.deps $(VENV)/.amk
+# The first time, and when pyproject.toml has changed: exactly what a user types.  After other changes: rebuild without isolation,
+# so that only what changed is compiled.
+$(VENV)/.amk: $(SOURCES)
+	@if [ ! -f $(VENV)/.deps ] || [ pyproject.toml -nt $(VENV)/.deps ]; then \
+	  echo '== the environment in $(VENV), about a minute the first time'; set -ex; \
+	  test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+	  $(PIP) install '.[test]'; \
+	  touch $(VENV)/.deps; \
+	else \
+	  echo '== amk itself'; set -e; \
+	  $(EXTRA) build > $(VENV)/build.txt; \
+	  $(PIP) install -r $(VENV)/build.txt; \
+	  PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps --no-build-isolation -C build-dir=build/venv .; \
+	fi
+	@touch $@
 
-# Later changes of the sources: rebuild without isolation, so that only what changed is compiled.
-$(VENV)/.amk: $(VENV)/.deps $(SOURCES)
-	@echo '== amk itself'
-	$(EXTRA) build > $(VENV)/build.txt
-	$(PIP) install -r $(VENV)/build.txt
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps --no-build-isolation -C build-dir=build/venv .
-	touch $@
-
-$(VENV)/.lint: $(VENV)/.deps
+$(VENV)/.lint: $(VENV)/.amk
 	$(EXTRA) lint > $(VENV)/lint.txt
 	$(PIP) install -r $(VENV)/lint.txt
 	touch $@

@@ -90,9 +90,11 @@ def _parser(names: Mapping[str, str]) -> argparse.ArgumentParser:
             command.add_arguments(p)
             p.set_defaults(run=command.run)
         except Exception as e:  # a broken plug-in must not take the other commands down
-            p = sub.add_parser(name, help=f"(does not load: {type(e).__name__}: {e})".replace("%", "%%"), parents=[common])
+            reason = f"(does not load: {type(e).__name__}: {e})".replace("%", "%%")
+            # no option prefix: whatever follows the name is taken, so that the answer is the reason and not a usage line
+            p = sub.add_parser(name, help=reason, prefix_chars="\0", add_help=False)
+            p.add_argument("rest", nargs="*")
             p.set_defaults(run=_broken(name, module, e))
-            p.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 

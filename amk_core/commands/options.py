@@ -1,0 +1,102 @@
+"""Arguments that several subcommands share, and what they stand for.  Not a command itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amk_core.graph import ModelGraph
+    from amk_core.schedule.ir import Schedule
+
+MODEL_HELP = "name in the model cache (smollm2-135m), folder, .gguf file, or hub id"
+DEFAULT_CONTEXT = 2048
+
+
+def natural(text: str) -> int:
+    """argparse type: an integer of at least 1."""
+    n = int(text)
+    if n < 1:
+        raise argparse.ArgumentTypeError(f"{n}, required is at least 1")
+    return n
+
+
+def add_lowering(parser: argparse.ArgumentParser) -> None:
+    """The options that choose a schedule."""
+    group = parser.add_argument_group("the schedule")
+    group.add_argument("--target", default="cpu", help="cpu, or a card of the fleet: l4, l40s, a10g, a100, h100, h200, rtx5090")
+    group.add_argument("--queues", type=natural, help="queues (default: the target's: one a core, one an SM)")
+    group.add_argument("--purpose", choices=("decode", "prefill", "logits"), default="decode", help="default: decode")
+    group.add_argument("--mode", choices=("exact", "fast"), default="exact", help="numeric plan (default: exact)")
+    group.add_argument("--batch", type=natural, default=1, help="sequences, up to 16 (default: 1)")
+    group.add_argument("--chunk", type=natural, help="prompt tokens a step, up to 16 (default: 16; decode: 1)")
+    group.add_argument(
+        "--context", type=natural, help=f"positions of the KV cache (default: the model's, at most {DEFAULT_CONTEXT})"
+    )
+    group.add_argument(
+        "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
+    )
+
+
+def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
+    """The schedule that the options of :func:`add_lowering` ask for."""
+    import dataclasses
+
+    from amk_core.schedule.config import ScheduleConfig
+    from amk_core.schedule.lower import Geometry, lower
+    from amk_core.targets import Target
+
+    target = Target.named(args.target)
+    if args.queues:
+        target = dataclasses.replace(target, queues=args.queues)
+    chunk = args.chunk or (1 if args.purpose == "decode" else 16)
+    context = args.context or min(graph.context, DEFAULT_CONTEXT)
+    geometry = Geometry(args.purpose, args.batch, chunk, context)
+    return lower(graph, ScheduleConfig.parse(args.config), target, geometry, args.mode)
+
+
+def graph_of(model: str) -> ModelGraph:
+    """The graph of a model, without its weights: a known shape by name, else what the importer reads from its config."""
+    from amk_core.graph import GRAPH_SHAPES
+
+    if model in GRAPH_SHAPES and not Path(model).exists():
+        return GRAPH_SHAPES[model]
+    raise ValueError(f"no model {model!r}; known shapes are {', '.join(GRAPH_SHAPES)}")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is there completely or not at all.
+
+    Raises:
+        OSError: no such folder, no permission, disk full; a file that was there before is kept.
+    """
+    import os
+
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(part, path)
+    except BaseException as e:
+        part.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            e.filename = str(path)  # the name that the user knows
+        raise
+
+
+def grouped(n: int) -> str:
+    """134515008 -> "134 515 008"."""
+    return f"{n:,}".replace(",", " ")
+
+
+def size(n: int) -> str:
+    """Bytes for people, in powers of ten: "538.1 MB"."""
+    x = float(n)
+    for unit in ("B", "kB", "MB", "GB"):
+        if x < 1000 or unit == "GB":
+            break
+        x /= 1000
+    return f"{n} B" if unit == "B" else f"{x:.1f} {unit}"

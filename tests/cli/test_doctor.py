@@ -1,0 +1,81 @@
+"""``amk doctor``: what follows from the facts, and both ways to print it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amk_core import cli
+from amk_core.commands import doctor
+from amk_core.machine import Gpu, Machine
+
+PLAIN = Machine("Linux", "3.11.7", "Some CPU", "x86-64-v3", 2, 8 << 30, 6 << 30, "/usr/bin/c++: c++ 12", (), {"torch": "2.13.0"})
+MODEL = ["smollm2-135m"]
+
+
+def runs(m: Machine, native: str = "", models: list[str] = MODEL) -> dict[str, bool]:
+    return {a.name: a.runs for a in doctor.abilities(m, native, models)}
+
+
+def test_a_laptop_with_the_model_runs_everything_but_the_gpu() -> None:
+    assert [*runs(PLAIN).values()] == [True, True, True, False]
+
+
+def test_a_missing_model_skips_its_suites_and_names_the_command() -> None:
+    abilities = {a.name: a for a in doctor.abilities(PLAIN, "", [])}
+    suites = abilities["suites on SmolLM2-135M"]
+    assert not suites.runs
+    assert suites.command == "amk model fetch smollm2-135m"
+    assert abilities["run models on the CPU VM"].runs
+
+
+def test_without_the_native_module_nothing_runs_and_every_reason_says_so() -> None:
+    abilities = doctor.abilities(PLAIN, "cannot load", MODEL)
+    assert not any(a.runs for a in abilities)
+    assert all("cannot load" in a.reason for a in abilities[:3])
+
+
+def test_too_little_memory_is_said_in_numbers() -> None:
+    cpu = doctor.abilities(replace(PLAIN, available_bytes=10**9), "", MODEL)[1]
+    assert not cpu.runs
+    assert "1.0 GB" in cpu.reason
+
+
+def test_a_card_is_named_but_not_promised() -> None:
+    gpu = doctor.abilities(replace(PLAIN, gpus=(Gpu("NVIDIA L4", "sm_89", 24 << 30, "580"),)), "", MODEL)[-1]
+    assert not gpu.runs
+    assert "NVIDIA L4 (sm_89)" in gpu.reason
+
+
+def test_no_ability_is_skipped_without_a_reason() -> None:
+    for native, models in (("", []), ("broken", MODEL)):
+        assert all(a.runs or a.reason for a in doctor.abilities(PLAIN, native, models))
+
+
+def test_json_and_page_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(["doctor", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert code == (1 if data["native"] else 0)
+    assert cli.main(["doctor"]) == code
+    page = capsys.readouterr().out
+    assert data["cpu"] in page
+    for ability in data["abilities"]:
+        assert ability["name"] in page
+
+
+def test_suites_prints_a_folder_for_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--suites"]) == 0
+    assert Path(*shlex.split(capsys.readouterr().out)).is_dir()
+
+
+def test_cached_models_are_folders_with_a_config(tmp_path: Path) -> None:
+    (tmp_path / "models" / "a").mkdir(parents=True)
+    (tmp_path / "models" / "a" / "config.json").write_text("{}")
+    (tmp_path / "models" / "a" / "model.safetensors").write_bytes(b"x" * 100)
+    (tmp_path / "models" / "half").mkdir()
+    assert doctor.cached_models(tmp_path) == {"models/a": 102}
+    assert doctor.cached_models(tmp_path / "absent") == {}
