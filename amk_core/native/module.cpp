@@ -3,4 +3,11 @@
 
 namespace nb = nanobind;
 
-NB_MODULE(_native, m) { m.doc() = "Native core of AMK: validator, oracle, certificate checker and CPU VM."; }
+namespace amk {
+void bind_oracle(nb::module_& m);
+}  // namespace amk
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native core of AMK: validator, oracle, certificate checker and CPU VM.";
+  amk::bind_oracle(m);
+}
