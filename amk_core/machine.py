@@ -27,12 +27,13 @@ LIBRARIES = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA card: ``arch`` is "sm_89" and the like, ``memory_bytes`` its total."""
+    """One NVIDIA card: ``arch`` is "sm_89" and the like, ``memory_bytes`` its total; ``uuid`` is never shown, only hashed."""
 
     name: str
     arch: str
     memory_bytes: int
     driver: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,12 @@ def parse_cpuinfo(text: str) -> tuple[str, str]:
 
 
 def parse_smi(text: str) -> tuple[Gpu, ...]:
-    """Cards from ``nvidia-smi --query-gpu=name,compute_cap,memory.total,driver_version --format=csv,noheader,nounits``."""
+    """Cards from the CSV (no header, no units) of name, compute_cap, memory.total, driver_version and, optionally, uuid."""
     gpus = []
     for line in text.splitlines():
         part = [p.strip() for p in line.split(",")]
-        if len(part) == 4 and re.fullmatch(r"\d+\.\d+", part[1]) and part[2].isdigit():
-            gpus.append(Gpu(part[0], "sm_" + part[1].replace(".", ""), int(part[2]) << 20, part[3]))
+        if len(part) in (4, 5) and re.fullmatch(r"\d+\.\d+", part[1]) and part[2].isdigit():
+            gpus.append(Gpu(part[0], "sm_" + part[1].replace(".", ""), int(part[2]) << 20, *part[3:]))
     return tuple(gpus)
 
 
@@ -103,7 +104,7 @@ def find_gpus() -> tuple[Gpu, ...]:
     smi = shutil.which("nvidia-smi")
     if not smi:
         return ()
-    query = "--query-gpu=name,compute_cap,memory.total,driver_version"
+    query = "--query-gpu=name,compute_cap,memory.total,driver_version,uuid"
     return parse_smi(_output(smi, query, "--format=csv,noheader,nounits"))
 
 

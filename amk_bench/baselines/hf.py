@@ -1,0 +1,147 @@
+"""Baseline: the HuggingFace model in eager PyTorch, float32, on the CPU, decoding with its own KV cache.
+
+The step is the model's forward with a ``DynamicCache``, which is what ``generate`` runs, without the loop's own overhead: the
+stronger form of this baseline.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from amk_bench.engine import F32
+
+LOGIT_ROWS = 256  # rows of logits taken at a time: 256 x 49 152 doubles are 100 MB
+
+
+def _float64_copy(model: Any) -> Any:
+    """A copy that computes in float64 throughout: HF's RMSNorm would go through float32 whatever the weights are."""
+    import copy
+
+    import torch
+
+    def norm(module: Any, hidden: Any) -> Any:
+        return module.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+
+    wide = copy.deepcopy(model).double()
+    for module in wide.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = functools.partial(norm, module)
+    return wide
+
+
+class HfEager:
+    """Loads lazily; ``source`` is a directory that ``from_pretrained`` reads, or a live ``transformers`` model."""
+
+    precision = "fp32"
+
+    def __init__(self, source: str | Path | Any, threads: int) -> None:
+        self.name = "HF eager"
+        self._source = source
+        self._threads = threads
+        self._model: Any = None
+        self._cache: Any = None
+        self._prefix = 0
+        self._batch = 0
+
+    def available(self) -> str | None:
+        for module in ("torch", "transformers"):
+            if find_spec(module) is None:
+                return f"{module} is not installed: pip install {module}"
+        return None
+
+    @property
+    def model(self) -> Any:
+        """The transformers model in float32, evaluation mode, with ``threads`` threads set."""
+        if self._model is None:
+            import torch
+            from transformers import AutoModelForCausalLM
+
+            torch.set_num_threads(self._threads)
+            if isinstance(self._source, str | Path):
+                self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=torch.float32, local_files_only=True)
+            else:
+                self._model = self._source.float()
+            self._model.eval()
+        return self._model
+
+    def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        self._cache, self._prefix, self._batch = DynamicCache(), len(prefix), batch
+        if prefix:
+            with torch.inference_mode():
+                ids = torch.tensor([list(prefix)] * batch, dtype=torch.int64)
+                self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+
+    def rewind(self) -> None:
+        from transformers import DynamicCache
+
+        surplus = self._cache.get_seq_length() - self._prefix
+        if self._prefix == 0:
+            self._cache = DynamicCache()
+        elif surplus > 0:
+            self._cache.crop(-surplus)
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        import torch
+
+        if len(first) != self._batch:
+            raise ValueError(f"{len(first)} first ids for a batch of {self._batch}")
+        with torch.inference_mode():
+            ids = torch.tensor(list(first), dtype=torch.int64)[:, None]
+            chain = []
+            for _ in range(tokens):
+                scores = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True).logits
+                ids = scores[:, -1:].argmax(dim=-1)
+                chain.append(ids[:, 0].tolist())
+        return [[step[b] for step in chain] for b in range(self._batch)]
+
+    def logits(self, ids: Sequence[int]) -> F32:
+        import torch
+
+        with torch.inference_mode():
+            scores: F32 = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float().numpy()
+        return scores
+
+    def generate(self, ids: Sequence[int], tokens: int) -> list[int]:
+        """HF's own ``generate(do_sample=False)``, ``tokens`` new ids, stop ids ignored."""
+        import torch
+
+        with torch.inference_mode():
+            out = self.model.generate(
+                torch.tensor([list(ids)]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+                do_sample=False,
+                min_new_tokens=None,
+                max_new_tokens=tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        new: list[int] = out[0, len(ids) :].tolist()
+        return new
+
+    def error_of_float32(self, ids: Sequence[int], keep: int) -> tuple[F32, F32]:
+        """How far float32 is from float64 on these ids: (largest absolute logit error, float64 top-2 margin) a position.
+
+        Both float32 [keep], over the last ``keep`` positions.  Needs twice the model's memory while it runs.
+        """
+        import torch
+
+        text = torch.tensor([list(ids)])
+        with torch.inference_mode():
+            low = self.model(input_ids=text, use_cache=False, logits_to_keep=keep).logits[0]
+            wide = _float64_copy(self.model)
+            high = wide(input_ids=text, use_cache=False, logits_to_keep=keep).logits[0]
+            del wide
+            errors, margins = [], []
+            for start in range(0, keep, LOGIT_ROWS):
+                rows = slice(start, start + LOGIT_ROWS)
+                errors.append((high[rows] - low[rows].double()).abs().amax(dim=-1))
+                top = high[rows].topk(2, dim=-1).values
+                margins.append(top[:, 0] - top[:, 1])
+        return torch.cat(errors).float().numpy(), torch.cat(margins).float().numpy()

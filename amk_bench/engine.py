@@ -1,0 +1,54 @@
+"""What the judge asks of an engine, ours and every baseline alike: fill a cache, decode from it, rewind, score a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+
+
+class Engine(Protocol):
+    """One way of running one model.
+
+    ``name`` stands in the table; ``precision`` names storage and arithmetic ("fp32"), so that unequal rows can say so.
+    """
+
+    name: str
+    precision: str
+
+    def available(self) -> str | None:
+        """None where this engine can run here, else the reason for the empty cell."""
+        ...
+
+    def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
+        """Fills the KV cache of ``batch`` sequences with ``prefix`` (token ids, may be empty), with room for ``room`` more."""
+        ...
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        """Greedy: feeds ``first`` (one id a sequence) after the prefix; returns the ``tokens`` ids that follow, a list each.
+
+        This is the timed call; stop ids are ignored.
+        """
+        ...
+
+    def rewind(self) -> None:
+        """Untimed: brings the cache back to the end of the prefix."""
+        ...
+
+    def logits(self, ids: Sequence[int]) -> F32:
+        """Teacher-forced logits, float32 [len(ids), vocabulary]."""
+        ...
+
+
+def chains_agree(engine_chain: Sequence[int], scored: npt.NDArray[Any], prefix_length: int) -> int:
+    """How many leading ids of a greedy chain equal the argmax (lowest index wins) of ``scored`` [positions, vocabulary].
+
+    ``scored`` are logits over prefix + first id + chain; row ``prefix_length`` is the one that predicts ``chain[0]``.
+    """
+    best = np.argmax(scored[prefix_length : prefix_length + len(engine_chain)], axis=-1)
+    wrong = np.flatnonzero(best != np.asarray(engine_chain))
+    return int(wrong[0]) if wrong.size else len(engine_chain)

@@ -1,0 +1,107 @@
+"""The fingerprint of a run: everything that a time depends on and that a reader needs to repeat it."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amk_core.machine import Machine, library_versions
+
+# Their versions change numbers or times; read from package metadata, never by importing them.
+LIBRARIES = (
+    "amk",
+    "torch",
+    "transformers",
+    "numpy",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "nvidia-cuda-nvrtc",
+    "vllm",
+    "pytest-benchmark",
+)
+# Two results compare when these agree: the card's own identity, the commit and the command line do not have to.
+COMPARED = ("arch", "device", "driver", "cpu", "cores", "os", "python", "libraries", "policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """``device_id`` is a salted hash of the card's UUID; ``policy`` names clock and thread policies that were in force."""
+
+    arch: str
+    device: str
+    device_id: str
+    driver: str
+    cpu: str
+    cores: int
+    memory_gib: float
+    os: str
+    python: str
+    libraries: Mapping[str, str]
+    policy: Mapping[str, str]
+    commit: str
+    command: str
+    seeds: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def comparable(self) -> dict[str, Any]:
+        """The part that has to agree before two results may be compared."""
+        values = self.to_json()
+        return {name: values[name] for name in COMPARED}
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Why two fingerprints do not compare, one line each; empty when they do.  Takes the JSON form of both."""
+    return [f"{name}: {a.get(name)!r} against {b.get(name)!r}" for name in COMPARED if a.get(name) != b.get(name)]
+
+
+def hashed_uuid(uuid: str) -> str:
+    return "uuid-" + hashlib.sha256(b"amk:" + uuid.encode()).hexdigest()[:12] if uuid else ""
+
+
+def commit_of(tree: Path) -> str:
+    """The commit of the source tree at ``tree`` with "+dirty" when it has changes, "unknown" outside a repository."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+dirty" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _governor() -> str:
+    try:
+        return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
+    except OSError:
+        return "not readable"
+
+
+def take(machine: Machine, arch: str, device: str, command: Sequence[str], seeds: Mapping[str, int], tree: Path) -> Fingerprint:
+    """Fingerprint of a run for ``device`` of ``arch`` started by ``command`` (argv without the interpreter) from ``tree``."""
+    card = next((gpu for gpu in machine.gpus if gpu.name == device and gpu.arch == arch), None)
+    return Fingerprint(
+        arch=arch,
+        device=device,
+        device_id=hashed_uuid(card.uuid) if card else "",
+        driver=card.driver if card else "",
+        cpu=machine.cpu,
+        cores=machine.cores,
+        memory_gib=round(machine.memory_bytes / 2**30, 1),
+        os=f"{platform.system()} {platform.release()}",
+        python=".".join(map(str, sys.version_info[:3])),
+        libraries=library_versions(LIBRARIES),
+        policy={"cpu_governor": _governor()},
+        commit=commit_of(tree),
+        command=" ".join(command),
+        seeds=dict(seeds),
+    )

@@ -1,0 +1,83 @@
+"""pytest-benchmark as our storage: device seconds go in through a named timer, our versioned block rides along.
+
+:class:`BenchmarkHooks` is registered only where pytest-benchmark is loaded, because pytest refuses hooks it does not know.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amk_bench.clock import device_seconds
+from amk_bench.results import SCHEMA, write_atomically
+from amk_bench.session import Session
+
+FIXTURE = "amk_seconds"
+
+
+class Seconds:
+    """Stores the samples of one cell; the ``amk_seconds`` fixture.  Without pytest-benchmark it stores nothing."""
+
+    def __init__(self, benchmark: Any | None) -> None:
+        self._benchmark = benchmark
+
+    def store(self, samples_s: Sequence[float], block: dict[str, Any]) -> None:
+        """Enters ``samples_s`` (device seconds of whole calls, in order) and ``block`` as ``extra_info["amk"]``."""
+        if self._benchmark is None:
+            return
+        replay = iter(samples_s)
+        self._benchmark.extra_info["amk"] = {"schema": SCHEMA, **block}
+        self._benchmark.pedantic(lambda: device_seconds.advance(next(replay)), rounds=len(samples_s), iterations=1)
+
+
+class BenchmarkHooks:
+    """Our side of pytest-benchmark's hooks."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """A test that stores device seconds is a benchmark test: --benchmark-only and --benchmark-skip must see it as one."""
+        for item in items:
+            names = getattr(item, "fixturenames", [])
+            if FIXTURE in names and "benchmark" not in names:
+                item.add_marker(pytest.mark.benchmark(timer=device_seconds))
+                names.append("benchmark")
+
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Only what must agree before results compare: pytest-benchmark warns about every other difference."""
+        machine_info["amk"] = {"schema": SCHEMA, **self._session.fingerprint.comparable()}
+
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        output_json["amk"] = self._session.document()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """pytest-benchmark writes no file when nothing was timed; a run that says why all was skipped is a result too."""
+        path: Path | None = session.config.getoption("benchmark_json", None)
+        timed = getattr(getattr(session.config, "_benchmarksession", None), "benchmarks", None)
+        if path is None or timed or self._session.worker or session.config.option.collectonly:
+            return
+        hook = session.config.hook
+        machine_info = hook.pytest_benchmark_generate_machine_info(config=session.config)
+        hook.pytest_benchmark_update_machine_info(config=session.config, machine_info=machine_info)
+        output = {
+            "machine_info": machine_info,
+            "commit_info": hook.pytest_benchmark_generate_commit_info(config=session.config),
+            "benchmarks": [],
+            "datetime": datetime.datetime.now(datetime.UTC).isoformat(),
+            "version": _benchmark_version(),
+            "amk": self._session.document(),
+        }
+        write_atomically(path, output, replace=True)
+
+
+def _benchmark_version() -> str:
+    import importlib.metadata
+
+    return importlib.metadata.version("pytest-benchmark")

@@ -1,0 +1,46 @@
+"""Verdicts: what an interval of ratios says once the machine's own noise is taken into account."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amk_bench.stats import Interval
+
+MIN_BLOCKS = 5  # with fewer, no percentile interval of a median reaches 90 % coverage
+
+
+class Verdict(enum.StrEnum):
+    """Ordered as tables show them: what speaks against us first."""
+
+    INVALID = "INVALID"
+    LOSS = "LOSS"
+    AMBIGUOUS = "AMBIGUOUS"
+    TIE = "TIE"
+    WIN = "WIN"
+
+    @property
+    def rank(self) -> int:
+        return list(Verdict).index(self)
+
+
+def judge(interval: Interval, floor: float) -> Verdict:
+    """WIN or LOSS where the whole interval lies outside the noise floor, TIE where it lies inside, else AMBIGUOUS.
+
+    ``floor`` is relative (0.01: one per cent).  A ratio above 1 means ours is faster.  Fewer than ``MIN_BLOCKS`` blocks never
+    decide.  Raises ValueError for a floor outside [0, 1).
+    """
+    if not 0.0 <= floor < 1.0:
+        raise ValueError(f"noise floor {floor} is not in [0, 1)")
+    if interval.blocks < MIN_BLOCKS:
+        return Verdict.AMBIGUOUS
+    upper = 1.0 + floor
+    lower = 1.0 / upper
+    if interval.low > upper:
+        return Verdict.WIN
+    if interval.high < lower:
+        return Verdict.LOSS
+    if interval.low >= lower and interval.high <= upper:
+        return Verdict.TIE
+    return Verdict.AMBIGUOUS

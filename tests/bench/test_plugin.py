@@ -1,0 +1,310 @@
+"""Claims about the pytest plugin, each run in a pytest of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amk_bench import results
+from amk_core import machine
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parents[2]
+L4 = machine.Gpu("NVIDIA L4", "sm_89", 24 << 30, "580.1", "GPU-1")
+
+SUITE = """
+import pytest
+from amk_bench.results import LatencyRecord
+
+def test_parity(amk_record):
+    amk_record.parity("P2", "logits against HF", measured="1.2e-6", required="<= 5e-6", passed=True, value=1.2e-6, limit=5e-6)
+
+@pytest.mark.amk_device("latency at position 0")
+def test_latency(amk_record, amk_seconds, amk_arch):
+    for position, verdict, ratio in ((0, "WIN", 2.0), (128, "LOSS", 0.5)):
+        amk_record.latency(LatencyRecord(amk_arch.device, "m", "exact", "fp32", 1, position, "HF eager", verdict, "P1",
+                                         100.0, 100.0 * ratio, ratio, 0.9 * ratio, 1.1 * ratio, 0.012))
+    amk_record.note("noise floor measured", {"noise_floor": 0.012})
+    amk_seconds.store([0.25, 0.5, 0.75], {"position": 0})
+
+@pytest.mark.amk_gpu("CPU and GPU give equal bits")
+def test_gpu_bits(amk_record):
+    amk_record.parity("P5", "bits", measured="equal", required="equal", passed=True)
+
+@pytest.mark.amk_full("seventeen windows")
+def test_full():
+    pass
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest('pytest_plugins = ["amk_bench.plugin"]')
+    pytester.makepyfile(test_suite=SUITE)
+    return pytester
+
+
+def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
+    """In this process: quick, and patches of the machine take effect."""
+    return suite.runpytest_inprocess("-p", "no:cacheprovider", *args)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *gpus: machine.Gpu) -> None:
+    monkeypatch.setattr(machine, "find_gpus", lambda: gpus)
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+
+
+def test_summary_ends_with_the_table_losses_first(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=cpu", "-rs")
+    result.assert_outcomes(passed=2, skipped=2)
+    result.stdout.fnmatch_lines(["amk: arch cpu (asked for); device *; model smollm2-135m; default run", "amk: CPU *cores*queues*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*parity: 1 of 1 claims hold*",
+            "*pass*P2*logits against HF*1.2e-6*<= 5e-6*",
+            "*not run: 2 cells*",
+            "*win/loss on *",
+            "*LOSS*",
+            "*WIN*",
+        ]
+    )
+    table = [line for line in result.outlines if "LOSS" in line or "WIN" in line]
+    assert "0.500x" in table[0]
+    last = [line for line in result.outlines if line.strip()][-2]  # before pytest's own count
+    assert last.startswith("1 LOSS, 1 WIN of 2 cells; noise floor")
+    text = result.stdout.str()
+    assert text.index("short test summary") < text.index("win/loss on"), "our table stands last"
+
+
+def test_missing_card_is_skipped_with_reason_and_command_and_exit_code_zero(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=sm_89")
+    assert result.ret == 0
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*latency at position 0, CPU and GPU give equal bits: no sm_89 card on this machine (no NVIDIA GPU)",
+            "*run: pytest suites --arch=sm_89",
+        ]
+    )
+
+
+def test_require_hardware_turns_the_skip_into_a_failure(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=sm_89", "--require-hardware")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1, errors=2, skipped=1)
+    result.stdout.fnmatch_lines(["*FAILED: --require-hardware, and no sm_89 card*"])
+
+
+@pytest.mark.parametrize("args", [["-k", "parity"], ["-k", "nothing_matches"]])
+def test_require_hardware_is_never_green_on_nothing(suite: pytest.Pytester, args: list[str]) -> None:
+    assert run(suite, "--arch=sm_89", "--require-hardware", *args).ret == pytest.ExitCode.TESTS_FAILED
+    assert run(suite, "--require-hardware", *args).ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_require_hardware_is_satisfied_by_the_card_or_by_the_cpu_when_asked_for(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(suite, "--arch=cpu", "--require-hardware").assert_outcomes(passed=2, skipped=2)
+    pretend(monkeypatch, L4)
+    run(suite, "--arch=sm_89", "--require-hardware").assert_outcomes(passed=3, skipped=1)
+
+
+def test_auto_takes_the_card_and_device_picks_by_name(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, L4, machine.Gpu("NVIDIA L40S", "sm_89", 48 << 30, "580.1"))
+    run(suite).stdout.fnmatch_lines(["amk: arch sm_89 (auto: first matching card); device NVIDIA L4;*"])
+    run(suite, "--device=l40s").stdout.fnmatch_lines(["amk: arch sm_89 (auto: first matching card); device NVIDIA L40S;*"])
+    result = run(suite, "--arch=sm_89", "--device=RTX 4090")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*no sm_89 card named RTX 4090 on this machine (NVIDIA L4 (sm_89), NVIDIA L40S (sm_89))*"])
+
+
+def test_full_runs_what_the_default_leaves_out(suite: pytest.Pytester) -> None:
+    run(suite, "--full", "--arch=cpu").assert_outcomes(passed=3, skipped=1)
+    result = run(suite, "--full", "--quick")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--quick and --full exclude each other*"])
+
+
+def test_unknown_arch_is_refused_with_the_list(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=sm_75")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "sm_80" in result.stderr.str()
+
+
+def test_device_seconds_and_our_block_are_in_the_benchmark_json(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=cpu", "--benchmark-json=out.json")
+    assert result.ret == 0
+    data = json.loads((suite.path / "out.json").read_text())
+    (bench,) = data["benchmarks"]
+    assert bench["stats"]["data"] == [0.25, 0.5, 0.75]
+    assert bench["options"]["timer"] == "device_seconds"
+    assert bench["extra_info"]["amk"] == {"schema": 1, "position": 0}
+    assert data["machine_info"]["amk"]["schema"] == 1
+    assert data["machine_info"]["amk"]["cpu"]
+    records = results.validate(data["amk"])
+    assert [r.verdict for r in records if isinstance(r, results.LatencyRecord)] == ["WIN", "LOSS"]
+    assert data["amk"]["fingerprint"]["seeds"]
+
+
+def test_a_run_that_timed_nothing_still_writes_why(suite: pytest.Pytester) -> None:
+    assert run(suite, "--arch=sm_89", "--benchmark-json=out.json").ret == 0
+    data = json.loads((suite.path / "out.json").read_text())
+    assert data["benchmarks"] == []
+    skips = [r for r in results.validate(data["amk"]) if isinstance(r, results.SkipRecord)]
+    assert {s.cell for s in skips} == {"latency at position 0", "CPU and GPU give equal bits", "seventeen windows"}
+    assert all(s.command for s in skips)
+
+
+def test_save_and_compare_work(suite: pytest.Pytester) -> None:
+    assert run(suite, "--arch=cpu", "--benchmark-save=base").ret == 0
+    result = run(suite, "--arch=cpu", "--benchmark-compare", "--benchmark-compare-fail=mean:5%")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_latency*(0001_base)*"])
+    assert "machine_info is different" not in result.stdout.str() + result.stderr.str()
+
+
+def test_benchmark_only_and_skip_see_our_timed_tests(suite: pytest.Pytester) -> None:
+    run(suite, "--arch=cpu", "--benchmark-only").assert_outcomes(passed=1, skipped=3)
+    run(suite, "--arch=cpu", "--benchmark-skip").assert_outcomes(passed=1, skipped=3)
+    disabled = run(suite, "--arch=cpu", "--benchmark-disable")
+    disabled.assert_outcomes(passed=1, skipped=3)
+    disabled.stdout.fnmatch_lines(["*timing is switched off by --benchmark-disable*"])
+
+
+def test_works_without_pytest_benchmark(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=cpu", "-p", "no:benchmark", "--strict-markers")
+    result.assert_outcomes(passed=2, skipped=2)
+    result.stdout.fnmatch_lines(["*1 LOSS, 1 WIN of 2 cells*"])
+
+
+def environment(*paths: Path) -> dict[str, str]:
+    """Children import amk from this source tree; installed plugins other than the needed ones do not slow them."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, paths), str(ROOT)])}
+
+
+def in_child(suite: pytest.Pytester, *args: str, paths: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    return subprocess.run(
+        command, cwd=suite.path, env=environment(*paths), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_xdist_passes_records_on_and_takes_no_times(suite: pytest.Pytester) -> None:
+    done = in_child(suite, "-n2", "--arch=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "parity: 1 of 1 claims hold" in done.stdout
+    assert "times taken beside other xdist workers are no measurement" in done.stdout
+    assert "WIN" not in done.stdout
+
+
+def fake_installation(folder: Path) -> Path:
+    """A dist-info that declares our entry point exactly as pyproject.toml does."""
+    import tomllib
+
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    info = folder / "amk_judged-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: amk-judged\nVersion: 0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (info / "entry_points.txt").write_text("[pytest11]\n" + "\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("conftest", [True, False], ids=["conftest", "no conftest"])
+@pytest.mark.parametrize("installed", [True, False], ids=["installed", "not installed"])
+def test_registers_once_through_entry_point_conftest_or_both(
+    suite: pytest.Pytester, tmp_path: Path, installed: bool, conftest: bool
+) -> None:
+    paths = (fake_installation(tmp_path / "site"),) if installed else ()
+    extra = [] if installed or conftest else ["-p", "amk_bench.plugin"]
+    if not conftest:
+        (suite.path / "conftest.py").unlink()
+    probe = """
+        def test_once(request):
+            plugins = request.config.pluginmanager.list_name_plugin()
+            assert [n for n, p in plugins if getattr(p, "__name__", "") == "amk_bench.plugin"] == ["amk_bench.plugin"]
+    """
+    (suite.path / "test_once.py").write_text(textwrap.dedent(probe))
+    done = in_child(suite, "--arch=cpu", *extra, paths=paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed, 2 skipped" in done.stdout
+    assert done.stdout.count("win/loss on") == 1
+
+
+def test_root_conftest_declares_the_plugin_and_nothing_else() -> None:
+    scope: dict[str, Any] = {}
+    exec((ROOT / "conftest.py").read_text(), scope)
+    names = {name for name in scope if not name.startswith("__")}
+    assert names == {"pytest_plugins"}
+    assert scope["pytest_plugins"] == ["amk_bench.plugin"]
+
+
+def test_loading_is_light() -> None:
+    code = textwrap.dedent("""
+        import sys, time, pytest
+        start = time.perf_counter(); import amk_bench.plugin; seconds = time.perf_counter() - start
+        heavy = {"torch", "cupy", "numpy", "transformers", "tabulate", "scipy"} & set(sys.modules)
+        assert not heavy, heavy
+        print(seconds)
+    """)
+    command = [sys.executable, "-c", code]
+    seconds = [
+        float(subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout) for _ in range(3)
+    ]
+    assert min(seconds) < 0.3
+
+
+def test_collecting_imports_no_torch_and_costs_little(suite: pytest.Pytester) -> None:
+    (suite.path / "test_light.py").write_text("import sys\nassert not {'torch', 'transformers', 'cupy'} & set(sys.modules)\n")
+    with_plugin = min(_seconds(suite, "--collect-only", "-q") for _ in range(2))
+    (suite.path / "conftest.py").unlink()
+    without = min(_seconds(suite, "--collect-only", "-q") for _ in range(2))
+    assert with_plugin - without < 0.3
+
+
+def _seconds(suite: pytest.Pytester, *args: str) -> float:
+    start = time.perf_counter()
+    done = in_child(suite, *args)
+    assert "error" not in done.stdout.lower(), done.stdout
+    return time.perf_counter() - start
+
+
+def test_update_reports_appends_one_valid_file(suite: pytest.Pytester) -> None:
+    assert run(suite, "--arch=cpu").ret == 0
+    assert not (suite.path / "reports").exists()
+    assert run(suite, "--arch=cpu", "--update-reports").ret == 0
+    (report,) = (suite.path / "reports" / "data").glob("*.json")
+    assert len(results.validate(json.loads(report.read_text()))) == 6
+
+
+def test_header_remembers_the_noise_floor(suite: pytest.Pytester) -> None:
+    first = suite.runpytest_inprocess("--arch=cpu")
+    first.stdout.fnmatch_lines(["*noise floor not measured yet"])
+    suite.runpytest_inprocess("--arch=cpu").stdout.fnmatch_lines(["*noise floor 1.2 % when last measured"])
+
+
+def test_progress_speaks_past_capture_on_long_work_only(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["amk_bench.plugin"]')
+    pytester.makepyfile("""
+        def test_long(amk_progress, monkeypatch):
+            now = iter([0, 1, 4, 5, 20])
+            monkeypatch.setattr(amk_progress, "_now", lambda: next(now))
+            assert list(amk_progress.over([1, 2, 3, 4], "windows")) == [1, 2, 3, 4]
+    """)
+    result = run(pytester, "--arch=cpu")
+    result.stdout.fnmatch_lines(
+        ["  amk: windows: 1 of 4 after 4 s, about 12 s left", "  amk: windows: 3 of 4 after 20 s, about 7 s left"]
+    )
+    assert result.stdout.str().count("amk: windows") == 2

@@ -1,0 +1,144 @@
+"""Claims: a result file is whole or absent, says its schema, and what does not follow the schema is refused by field."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amk_bench import fingerprint, results, table
+from amk_bench.results import LatencyRecord, NoteRecord, ParityRecord, ResultError, SkipRecord
+from amk_bench.verdict import Verdict
+from amk_core.machine import Gpu, Machine
+
+BASE: dict[str, Any] = {
+    "device": "cpu", "model": "m", "mode": "exact", "precision": "fp32", "batch": 1, "position": 0, "baseline": "HF eager",
+}  # fmt: skip
+TIMES: dict[str, Any] = {"gate": "P1", "ours_us": 20.0, "baseline_us": 40.0, "ratio": 2.0, "low": 1.9, "high": 2.1, "floor": 0.01}
+WIN = LatencyRecord(**BASE, verdict="WIN", **TIMES)
+RECORDS = [
+    ParityRecord("P2", "logits", "1e-6", "<= 5e-6", True, value=1e-6, limit=5e-6),
+    WIN,
+    SkipRecord("cell", "no card", "pytest suites --arch=sm_89"),
+    NoteRecord("floor", {"noise_floor": 0.01}),
+]
+
+
+def doc() -> dict[str, Any]:
+    made = results.document(RECORDS, {"arch": "cpu", "device": "AMD EPYC / 2", "commit": "abc+dirty"}, {"tier": "quick"})
+    return json.loads(json.dumps(made))
+
+
+def test_documents_survive_json() -> None:
+    assert sorted(map(repr, results.validate(doc()))) == sorted(map(repr, RECORDS))
+    assert doc()["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "field"),
+    [
+        (lambda d: d.update(schema=2), "schema 2"),
+        (lambda d: d.pop("skipped"), "skipped: missing"),
+        (lambda d: d.update(extra=1), "extra: not a field"),
+        (lambda d: d["latency"][0].update(ratio="fast"), "latency.ratio"),
+        (lambda d: d["latency"][0].update(ratio=True), "latency.ratio"),
+        (lambda d: d["latency"][0].update(verdict="HUGE WIN"), "latency.verdict"),
+        (lambda d: d["latency"][0].update(ours_us=None), "needs a passed gate"),
+        (lambda d: d["latency"][0].update(gate=""), "needs a passed gate"),
+        (lambda d: d["latency"][0].update(speed=3), "latency.speed"),
+        (lambda d: d["parity"][0].pop("passed"), "passed"),
+        (lambda d: d["parity"][0].update(passed=1), "parity.passed"),
+        (lambda d: d.update(notes={}), "notes: a list"),
+    ],
+)
+def test_damage_is_named(damage: Callable[[dict[str, Any]], object], field: str) -> None:
+    broken = doc()
+    damage(broken)
+    with pytest.raises(ResultError, match=field):
+        results.validate(broken)
+
+
+def test_an_invalid_cell_carries_a_reason_and_no_time() -> None:
+    assert LatencyRecord(**BASE, verdict="INVALID", reason="tokens differ").ratio is None
+    with pytest.raises(ResultError, match="says why"):
+        LatencyRecord(**BASE, verdict="INVALID")
+    with pytest.raises(ResultError, match="no time"):
+        LatencyRecord(**BASE, verdict="INVALID", reason="tokens differ", ours_us=3.0)
+
+
+def test_numbers_of_numpy_and_enumerations_become_plain() -> None:
+    record = LatencyRecord(**BASE, verdict=Verdict.WIN, **{**TIMES, "ratio": np.float64(2.0)})
+    plain = results.to_json(record)
+    assert type(plain["verdict"]) is str
+    assert type(plain["ratio"]) is float
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "reports" / "run.json"
+    results.write_atomically(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(FileExistsError):
+        results.write_atomically(path, {"a": 2})
+    results.write_atomically(path, {"a": 3}, replace=True)
+    with pytest.raises(ValueError, match="JSON"):
+        results.write_atomically(path, {"a": float("nan")}, replace=True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        results.write_atomically(path, {"a": 4}, replace=True)
+    assert json.loads(path.read_text()) == {"a": 3}
+    assert [p.name for p in path.parent.iterdir()] == ["run.json"]
+
+
+def test_report_names_are_file_names() -> None:
+    name = results.report_name(doc())
+    assert name.endswith("_cpu_AMD-EPYC-2_abc+dirty.json".replace("_", "-"))
+    assert not set(name) & set(' /\\:*?"<>|')
+
+
+def test_losses_stand_first_with_absolute_times_beside_ratios() -> None:
+    loss = LatencyRecord(**{**BASE, "position": 512}, verdict="LOSS", **{**TIMES, "ratio": 0.5, "low": 0.4, "high": 0.6})
+    invalid = LatencyRecord(**{**BASE, "position": 16}, verdict="INVALID", reason="NaN")
+    lines, verdicts = table.win_loss([WIN, loss, invalid])
+    assert [v for v in verdicts if v] == ["INVALID", "LOSS", "WIN"]
+    row = lines[verdicts.index("LOSS")]
+    for text in ("512", "20.00", "40.00", "0.500x", "0.400 .. 0.600", "P1", "HF eager fp32"):
+        assert text in row
+    assert table.tally([WIN, loss, invalid]) == "1 INVALID, 1 LOSS, 1 WIN of 3 cells"
+    ascii_lines, _ = table.win_loss([WIN], ascii_only=True)
+    assert "\n".join(ascii_lines).isascii()
+
+
+def test_failed_parity_stands_first() -> None:
+    good, bad = RECORDS[0], ParityRecord("P3", "perplexity", "1e-3", "<= 2.5e-7", False)
+    assert isinstance(good, ParityRecord)
+    lines, held = table.parity([good, bad])
+    assert [h for h in held if h is not None] == [False, True]
+    assert "FAIL" in lines[held.index(False)]
+
+
+def test_skips_with_one_reason_are_told_once() -> None:
+    lines = table.skipped([SkipRecord("a", "no card", "run it"), SkipRecord("b", "no card", "run it"), SkipRecord("c", "no net")])
+    assert lines == ["a, b: no card", "    run: run it", "c: no net"]
+
+
+def test_fingerprint_hashes_the_card_and_compares_what_matters(tmp_path: Path) -> None:
+    machine = Machine(
+        "Linux", "3", "EPYC", "x86-64-v4", 2, 2**34, 2**33, None, (Gpu("NVIDIA L4", "sm_89", 1, "580.1", "GPU-secret"),), {}
+    )
+    one = fingerprint.take(machine, "sm_89", "NVIDIA L4", ["pytest", "suites"], {"all": 1}, tmp_path)
+    assert one.driver == "580.1"
+    assert "secret" not in json.dumps(one.to_json())
+    assert one.device_id.startswith("uuid-")
+    assert one.commit == "unknown"
+    other = {**one.to_json(), "commit": "other", "command": "pytest x", "device_id": "uuid-2"}
+    assert fingerprint.differences(one.to_json(), other) == []
+    assert fingerprint.differences(one.to_json(), {**other, "driver": "570.0"}) == ["driver: '580.1' against '570.0'"]
