@@ -7,7 +7,6 @@ inside the packages (``amk_core/device`` and ``amk_bench/data``): as top-level n
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 
 _SITE = Path(__file__).resolve().parent.parent  # site-packages, or the root of the source tree
@@ -57,11 +56,3 @@ def kernels_dir() -> Path:
 def suites_dir() -> Path:
     """The suites a user runs on his own machine: ``pytest $(amk doctor --suites)``."""
     return folder("suites")
-
-
-def cache_dir() -> Path:
-    """Where converted models are kept: ``$AMK_HOME``, else ``$XDG_CACHE_HOME/amk``, else ``~/.cache/amk``.  Not created here."""
-    home = os.environ.get("AMK_HOME")
-    if home:
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amk"

@@ -32,14 +32,3 @@ def test_an_installed_wheel_keeps_its_data_inside_the_packages(tmp_path: Path) -
     first, second = done.stdout.splitlines()
     assert first.split() == ["None", str(tmp_path / "amk_core/device/vm"), str(tmp_path / "amk_bench/data/suites")]
     assert "kernels is missing" in second
-
-
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AMK_HOME", str(tmp_path / "a"))
-    assert resources.cache_dir() == tmp_path / "a"
-    monkeypatch.delenv("AMK_HOME")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
-    assert resources.cache_dir() == tmp_path / "b" / "amk"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert resources.cache_dir() == tmp_path / ".cache" / "amk"

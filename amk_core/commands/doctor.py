@@ -42,12 +42,11 @@ def native_problem() -> str:
     return ""
 
 
-def cached_models(cache: Path) -> dict[str, int]:
-    """Name -> bytes on disk of every folder in the model cache."""
-    if not cache.is_dir():
-        return {}
-    models = [p for p in sorted(cache.rglob("config.json")) if p.parent != cache]
-    return {str(p.parent.relative_to(cache)): sum(f.stat().st_size for f in p.parent.iterdir() if f.is_file()) for p in models}
+def cached_models() -> dict[str, int]:
+    """Name -> bytes on disk of every complete model in the cache."""
+    from amk_core.importer import hub
+
+    return {c.name: c.bytes for c in hub.cached()}
 
 
 def abilities(m: Machine, native: str, models: Sequence[str]) -> list[Ability]:
@@ -62,7 +61,7 @@ def abilities(m: Machine, native: str, models: Sequence[str]) -> list[Ability]:
     else:
         cpu = Ability("run models on the CPU VM", True)
     out.append(cpu)
-    have = any("smollm2-135m" in name for name in models)
+    have = "smollm2-135m" in models
     missing = "smollm2-135m is not in the model cache"
     out.append(Ability("suites on SmolLM2-135M", cpu.runs and have, cpu.reason or ("" if have else missing),
                        cpu.command or ("" if have else "amk model fetch smollm2-135m")))  # fmt: skip
@@ -75,7 +74,7 @@ def _gb(n: int) -> str:
     return f"{n / 1e9:.1f} GB"
 
 
-def report(m: Machine, native: str, models: dict[str, int], found: Sequence[Ability], suites: str) -> str:
+def report(m: Machine, native: str, cache: Path, models: dict[str, int], found: Sequence[Ability], suites: str) -> str:
     """The page for a terminal."""
     missing = "none (amk model fetch smollm2-135m)"
     rows = [
@@ -87,7 +86,7 @@ def report(m: Machine, native: str, models: dict[str, int], found: Sequence[Abil
         ("gpu", "; ".join(f"{g.name}, {g.arch}, {_gb(g.memory_bytes)}, driver {g.driver}" for g in m.gpus) or "no NVIDIA card"),
         ("libraries", ", ".join(f"{k} {v}" for k, v in m.libraries.items())),
         ("native module", native or "loads"),
-        ("model cache", f"{resources.cache_dir()}: " + (", ".join(f"{k} ({_gb(v)})" for k, v in models.items()) or missing)),
+        ("model cache", f"{cache}: " + (", ".join(f"{k} ({_gb(v)})" for k, v in models.items()) or missing)),
         ("suites", suites),
     ]
     lines = [f"{name:14} {text}" for name, text in rows]
@@ -104,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
     if args.suites:
         print(shlex.quote(str(resources.suites_dir())))
         return 0
-    machine, native, models = probe(), native_problem(), cached_models(resources.cache_dir())
+    from amk_core.importer import hub
+
+    machine, native, models, cache = probe(), native_problem(), cached_models(), hub.home()
     found = abilities(machine, native, list(models))
     try:
         suites = str(resources.suites_dir())
@@ -113,9 +114,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from amk_core.cli import version
 
-        data = {"amk": version(), **asdict(machine), "native": native or None, "cache": str(resources.cache_dir()),
-                "models": models, "suites": suites, "abilities": [asdict(a) for a in found]}  # fmt: skip
+        facts = asdict(machine)
+        for gpu in facts["gpus"]:
+            del gpu["uuid"]  # identifies the card, and people paste this page into reports
+        data = {"amk": version(), **facts, "native": native or None, "cache": str(cache), "models": models, "suites": suites,
+                "abilities": [asdict(a) for a in found]}  # fmt: skip
         print(json.dumps(data, indent=2))
     else:
-        print(report(machine, native, models, found, suites))
+        print(report(machine, native, cache, models, found, suites))
     return 1 if native else 0

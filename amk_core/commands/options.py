@@ -57,7 +57,7 @@ def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
 
 
 def graph_of(model: str) -> ModelGraph:
-    """The graph of a model, without its weights: a known shape by name, else what the importer reads from its config."""
+    """The graph of a model, without its weights: a well-known shape by name (nothing is fetched), else from its config.json."""
     from amk_core.graph import GRAPH_SHAPES
 
     if model in GRAPH_SHAPES and not Path(model).exists():

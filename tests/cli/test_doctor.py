@@ -72,10 +72,11 @@ def test_suites_prints_a_folder_for_the_shell(capsys: pytest.CaptureFixture[str]
     assert Path(*shlex.split(capsys.readouterr().out)).is_dir()
 
 
-def test_cached_models_are_folders_with_a_config(tmp_path: Path) -> None:
-    (tmp_path / "models" / "a").mkdir(parents=True)
-    (tmp_path / "models" / "a" / "config.json").write_text("{}")
-    (tmp_path / "models" / "a" / "model.safetensors").write_bytes(b"x" * 100)
-    (tmp_path / "models" / "half").mkdir()
-    assert doctor.cached_models(tmp_path) == {"models/a": 102}
-    assert doctor.cached_models(tmp_path / "absent") == {}
+def test_json_never_shows_what_identifies_a_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    card = Gpu("NVIDIA L4", "sm_89", 24 << 30, "580", "GPU-secret")
+    monkeypatch.setattr(doctor, "probe", lambda: replace(PLAIN, gpus=(card,)))
+    for argv in (["doctor", "--json"], ["doctor"]):
+        cli.main(argv)
+        out = capsys.readouterr().out
+        assert "NVIDIA L4" in out
+        assert "GPU-secret" not in out
