@@ -102,7 +102,7 @@ def test_wheel_carries_the_native_module_and_the_data_but_no_native_sources() ->
     assert not [f for f in files if f.startswith("amk_core/native/")]
     for folder, home in DATA_HOME.items():
         tracked = {p.relative_to(ROOT).as_posix() for p in (ROOT / folder).rglob("*") if p.is_file()}
-        tracked = {f for f in tracked if "__pycache__" not in f and not f.endswith(".gitkeep")}
+        tracked = {f for f in tracked if "__pycache__" not in f}
         missing = {f"{home}/{f}" for f in tracked} - set(files)
         assert not missing, f"the wheel lacks {sorted(missing)[:5]}"
 
