@@ -1,0 +1,29 @@
+(** The theorems that docs/validator.md names.  `make` fails unless each of them is closed under the global context. *)
+
+From AMK Require Semantics MustOrder Exact Events Loop OneStep Determinism.
+
+(* Deadlock *)
+Print Assumptions Semantics.dominance.
+Print Assumptions Semantics.greedy_decides.
+Print Assumptions Semantics.deadlock_free_dec.
+Print Assumptions OneStep.one_step_suffices.
+Print Assumptions OneStep.one_step_exact.
+
+(* Must-order and races *)
+Print Assumptions MustOrder.join_closed.
+Print Assumptions MustOrder.must_trans.
+Print Assumptions MustOrder.certificate_sound.
+Print Assumptions MustOrder.weaker_must.
+Print Assumptions Exact.exact_clocks_exist.
+Print Assumptions Exact.must_dec.
+Print Assumptions Exact.race_iff.
+Print Assumptions Exact.witness.
+Print Assumptions Exact.certificate_complete.
+Print Assumptions Exact.certified_iff_must.
+Print Assumptions Exact.exact_is_greatest.
+Print Assumptions Events.overlap_iff_coenabled.
+
+(* What a race-free schedule computes *)
+Print Assumptions Determinism.every_run_reaches_the_end.
+Print Assumptions Determinism.deterministic.
+Print Assumptions Determinism.ordered_is_race_free.
