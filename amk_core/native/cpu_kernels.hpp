@@ -1,0 +1,265 @@
+// One source for the inner loops, instantiated once per instruction set with a vector type V:
+//   V::L lanes, V::Reg, zero, load(float*), load(bf16*), store, fma, add, and reduce4: four vectors to their four lane trees.
+// The order of every sum is the numeric plan of docs/numerics.md; vector width and blocking only decide which of the 32 lanes
+// are computed together.  Everything here has internal linkage.
+#pragma once
+#include <cstdint>
+
+#include "abi.h"
+#include "cpu_isa.hpp"
+#include "numerics.h"
+
+namespace amk {
+namespace {
+
+template <class V>
+struct Ops {
+  using Reg = typename V::Reg;
+  static constexpr int P = kLanes / V::L;  // vectors that hold the 32 lanes
+
+  // Adds the parts of each of C accumulators: the steps of the tree that are wider than a vector.
+  template <int C>
+  [[gnu::always_inline]] static inline void fold(Reg (&part)[P][C]) {
+#pragma GCC unroll 8
+    for (int off = P / 2; off > 0; off /= 2)
+#pragma GCC unroll 8
+      for (int p = 0; p < off; ++p)
+#pragma GCC unroll 32
+        for (int c = 0; c < C; ++c) part[p][c] = V::add(part[p][c], part[p + off][c]);
+  }
+
+  // Lane sums of R weight rows with M activation rows over n elements; out[r * M + m].  Q of the P parts are computed in one
+  // pass, as many as fit the registers.
+  template <class W, int R, int M, int Q>
+  [[gnu::always_inline]] static inline void panel(const W* w, int64_t ws, const float* x, int64_t xs, int64_t n,
+                                                  int64_t ahead, float* out) {
+    Reg part[P][R * M];
+#pragma GCC unroll 8
+    for (int p0 = 0; p0 < P; p0 += Q) {
+      Reg acc[Q][R * M];
+#pragma GCC unroll 8
+      for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 32
+        for (int c = 0; c < R * M; ++c) acc[q][c] = V::zero();
+      for (int64_t i = 0; i < n; i += kLanes) {
+        if (M == 1)
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
+            const char* next = reinterpret_cast<const char*>(w + r * ws + i) + ahead;
+            __builtin_prefetch(next);
+            if (sizeof(W) == 4) __builtin_prefetch(next + 64);
+          }
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+          const int64_t at = i + (p0 + q) * V::L;
+          Reg wv[R];
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) wv[r] = V::load(w + r * ws + at);
+#pragma GCC unroll 8
+          for (int m = 0; m < M; ++m) {
+            const Reg xv = V::load(x + m * xs + at);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) acc[q][r * M + m] = V::fma(wv[r], xv, acc[q][r * M + m]);
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 32
+        for (int c = 0; c < R * M; ++c) part[p0 + q][c] = acc[q][c];
+    }
+    fold<R * M>(part);
+#pragma GCC unroll 32
+    for (int c = 0; c < R * M; c += 4)
+      V::reduce4(part[0][c], c + 1 < R * M ? part[0][c + 1] : V::zero(), c + 2 < R * M ? part[0][c + 2] : V::zero(),
+                 c + 3 < R * M ? part[0][c + 3] : V::zero(), out + c);
+  }
+
+  // One block of R rows by M columns over all slices, slice sums added in ascending order.
+  template <class W, int R, int M>
+  static void block(const W* w, const float* x, int64_t xs, int64_t kp, int64_t ahead, float* y, int64_t ys) {
+    constexpr int C = R * M;
+    constexpr int Q = C * P <= V::kAccumulators ? P : (P >= 2 && C * 2 <= V::kAccumulators ? 2 : 1);
+    float sum[(C + 3) / 4 * 4];
+    for (int64_t k0 = 0; k0 < kp; k0 += kSlice) {
+      const int64_t n = kp - k0 < kSlice ? kp - k0 : kSlice;
+      panel<W, R, M, Q>(w + k0, kp, x + k0, xs, n, ahead, sum);
+      for (int m = 0; m < M; ++m)
+        for (int r = 0; r < R; ++r) {
+          float* to = y + m * ys + r;
+          *to = k0 == 0 ? sum[r * M + m] : *to + sum[r * M + m];
+        }
+    }
+  }
+
+  template <class W, int R>
+  static void rows(const W* w, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
+    int64_t c = 0;
+    for (; c + 4 <= m; c += 4) block<W, R, 4>(w, x + c * xs, xs, kp, 0, y + c * ys, ys);
+    switch (m - c) {
+      case 3: return block<W, R, 3>(w, x + c * xs, xs, kp, 0, y + c * ys, ys);
+      case 2: return block<W, R, 2>(w, x + c * xs, xs, kp, 0, y + c * ys, ys);
+      case 1: return block<W, R, 1>(w, x + c * xs, xs, kp, 0, y + c * ys, ys);
+      default: return;
+    }
+  }
+
+  template <class W>
+  static void matmul(const W* w, int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
+    int64_t j = 0;
+    if (m == 1) {  // bound by memory: ask for the rows of the next group while this one is summed
+      constexpr int R = V::kVectorRows;
+      const int64_t ahead = R * kp * int64_t(sizeof(W));
+      for (; j + R <= n; j += R) block<W, R, 1>(w + j * kp, x, xs, kp, ahead, y + j, ys);
+      for (; j < n; ++j) block<W, 1, 1>(w + j * kp, x, xs, kp, kp * int64_t(sizeof(W)), y + j, ys);
+      return;
+    }
+    for (; j + V::kRows <= n; j += V::kRows) rows<W, V::kRows>(w + j * kp, x, xs, m, kp, y + j, ys);
+    for (; j + 2 <= n; j += 2) rows<W, 2>(w + j * kp, x, xs, m, kp, y + j, ys);
+    for (; j < n; ++j) rows<W, 1>(w + j * kp, x, xs, m, kp, y + j, ys);
+  }
+
+  static void rmsnorm(const float* h, const float* w, int64_t k, int64_t kp, float eps, bool round, float* y) {
+    for (int64_t i = 0; i < k; ++i) y[i] = h[i];
+    for (int64_t i = k; i < kp; ++i) y[i] = 0.0f;
+    float ss;
+    block<float, 1, 1>(y, y, kp, kp, 0, &ss, 1);
+    const float inv = 1.0f / sqrt_f32(ss / float(k) + eps);
+    for (int64_t i = 0; i < k; ++i) y[i] = w[i] * (y[i] * inv);
+    if (round)
+      for (int64_t i = 0; i < k; ++i) y[i] = round_bf16(y[i]);
+  }
+
+  static void prepare(const float* x, int64_t k, int64_t kp, bool round, float* y) {
+    if (round)
+      for (int64_t i = 0; i < k; ++i) y[i] = round_bf16(x[i]);
+    else
+      for (int64_t i = 0; i < k; ++i) y[i] = x[i];
+    for (int64_t i = k; i < kp; ++i) y[i] = 0.0f;
+  }
+
+  static void expand_bf16(const uint16_t* x, int64_t k, int64_t kp, float* y) {
+    for (int64_t i = 0; i < k; ++i) y[i] = f32_of_bf16(x[i]);
+    for (int64_t i = k; i < kp; ++i) y[i] = 0.0f;
+  }
+
+  static void scores(const float* q, const float* k, int64_t ks, int64_t n, int64_t dp, float scale, float* s) {
+    int64_t j = 0;
+    constexpr int R = 4;
+    constexpr int Q = P < 4 ? P : 2;
+    float sum[R];
+    for (; j + R <= n; j += R) {
+      panel<float, R, 1, Q>(k + j * ks, ks, q, 0, dp, 0, sum);
+      for (int r = 0; r < R; ++r) s[j + r] = sum[r] * scale;
+    }
+    for (; j < n; ++j) {
+      panel<float, 1, 1, Q>(k + j * ks, ks, q, 0, dp, 0, sum);
+      s[j] = sum[0] * scale;
+    }
+  }
+
+  static void softmax_block(float* s, int64_t n, float* out) {
+    constexpr int kWide = 16;  // the maximum does not depend on the order, so it is taken lane by lane
+    float lanes[kWide];
+    for (int l = 0; l < kWide; ++l) lanes[l] = s[0];
+    int64_t done = 0;
+    for (; done + kWide <= n; done += kWide)
+      for (int l = 0; l < kWide; ++l) lanes[l] = s[done + l] > lanes[l] ? s[done + l] : lanes[l];
+    float m = lanes[0];
+    for (int l = 1; l < kWide; ++l) m = lanes[l] > m ? lanes[l] : m;
+    for (; done < n; ++done) m = s[done] > m ? s[done] : m;
+    m = m + 0.0f;  // a maximum of zeros is +0, whatever the signs
+    const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
+    for (int64_t j = 0; j < n; ++j) s[j] = exp_f32(s[j] - m);
+    for (int64_t j = n; j < padded; ++j) s[j] = 0.0f;
+    Reg lane[P][1];
+    for (int p = 0; p < P; ++p) lane[p][0] = V::zero();
+    for (int64_t j = 0; j < padded; j += kLanes)
+      for (int p = 0; p < P; ++p) lane[p][0] = V::add(lane[p][0], V::load(s + j + p * V::L));
+    fold<1>(lane);
+    float sum[4];
+    V::reduce4(lane[0][0], V::zero(), V::zero(), V::zero(), sum);
+    out[0] = m, out[1] = sum[0];
+  }
+
+  // R rows of probabilities by E vectors of the head.
+  template <int R, int E>
+  [[gnu::always_inline]] static inline void weigh(const float* p, int64_t ps, const float* v, int64_t vs, int64_t n, float* o,
+                                                  int64_t os) {
+    Reg acc[R][E];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int e = 0; e < E; ++e) acc[r][e] = V::zero();
+    for (int64_t j = 0; j < n; ++j) {
+      Reg vv[E];
+#pragma GCC unroll 8
+      for (int e = 0; e < E; ++e) vv[e] = V::load(v + j * vs + e * V::L);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Reg pr = V::broadcast(p[r * ps + j]);
+#pragma GCC unroll 8
+        for (int e = 0; e < E; ++e) acc[r][e] = V::fma(pr, vv[e], acc[r][e]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int e = 0; e < E; ++e) V::store(o + r * os + e * V::L, acc[r][e]);
+  }
+
+  template <int R>
+  static void weigh_rows(const float* p, int64_t ps, const float* v, int64_t vs, int64_t n, int64_t d, float* o, int64_t os) {
+    int64_t e = 0;
+    for (; e + 4 * V::L <= d; e += 4 * V::L) weigh<R, 4>(p, ps, v + e, vs, n, o + e, os);
+    for (; e + V::L <= d; e += V::L) weigh<R, 1>(p, ps, v + e, vs, n, o + e, os);
+    for (; e < d; ++e)
+      for (int r = 0; r < R; ++r) {
+        float acc = 0.0f;
+        for (int64_t j = 0; j < n; ++j) acc = fma_f32(p[r * ps + j], v[j * vs + e], acc);
+        o[r * os + e] = acc;
+      }
+  }
+
+  static void weighted_sum(const float* p, int64_t ps, int64_t rows, const float* v, int64_t vs, int64_t n, int64_t d, float* o,
+                           int64_t os) {
+    constexpr int R = V::kHeadRows;
+    int64_t r = 0;
+    for (; r + R <= rows; r += R) weigh_rows<R>(p + r * ps, ps, v, vs, n, d, o + r * os, os);
+    for (; r < rows; ++r) weigh_rows<1>(p + r * ps, ps, v, vs, n, d, o + r * os, os);
+  }
+
+  static void combine(const float* part, const int64_t* where, int64_t blocks, int64_t d, float* out) {
+    float top = part[where[0]];
+    for (int64_t b = 1; b < blocks; ++b) top = part[where[b]] > top ? part[where[b]] : top;
+    float total = 0.0f;
+    for (int64_t e = 0; e < d; ++e) out[e] = 0.0f;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const float* from = part + where[b];
+      const float a = exp_f32(from[0] - top);
+      total = fma_f32(a, from[1], total);
+      for (int64_t e = 0; e < d; ++e) out[e] = fma_f32(a, from[2 + e], out[e]);
+    }
+    for (int64_t e = 0; e < d; ++e) out[e] = out[e] / total;
+  }
+
+  static void gate(const float* gu, int64_t n, float* out) {
+    for (int64_t j = 0; j < n; ++j) out[j] = silu_f32(gu[2 * j]) * gu[2 * j + 1];
+  }
+
+  static void add(float* h, const float* y, int64_t n) {
+    for (int64_t j = 0; j < n; ++j) h[j] = h[j] + y[j];
+  }
+
+  static void exp_all(const float* x, int64_t n, float* y) {
+    for (int64_t j = 0; j < n; ++j) y[j] = exp_f32(x[j]);
+  }
+
+  static constexpr Kernels table(const char* name) {
+    return {name,   matmul<float>, matmul<uint16_t>, rmsnorm, prepare, expand_bf16, scores, softmax_block, weighted_sum,
+            combine, gate,          add,              exp_all};
+  }
+};
+
+}  // namespace
+}  // namespace amk

@@ -1,0 +1,48 @@
+// Inner loops for x86-64 with AVX2 and FMA.
+#include "cpu_isa.hpp"
+
+#if defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+
+#include "cpu_kernels.hpp"
+
+namespace amk {
+namespace {
+
+struct Vec8 {
+  static constexpr int L = 8, kAccumulators = 12, kRows = 3, kVectorRows = 3, kHeadRows = 2;
+  using Reg = __m256;
+  static inline Reg zero() { return _mm256_setzero_ps(); }
+  static inline Reg broadcast(float x) { return _mm256_set1_ps(x); }
+  static inline Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static inline Reg load(const uint16_t* p) {
+    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+  }
+  static inline void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
+  static inline Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static inline Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+  static inline void reduce4(Reg a, Reg b, Reg c, Reg d, float* out) {
+    // lanes l and l + 4
+    const Reg ab = add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    const Reg cd = add(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    // l and l + 2, then l and l + 1; low half: a, c; high half: b, d
+    const Reg s = add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));
+    const Reg t = add(_mm256_shuffle_ps(s, s, 0x88), _mm256_shuffle_ps(s, s, 0xDD));
+    const __m128 lo = _mm256_castps256_ps128(t), hi = _mm256_extractf128_ps(t, 1);
+    _mm_storeu_ps(out, _mm_unpacklo_ps(lo, hi));
+  }
+};
+
+constexpr Kernels kTable = Ops<Vec8>::table("avx2");
+
+}  // namespace
+
+const Kernels* kernels_avx2() { return &kTable; }
+
+}  // namespace amk
+#else
+namespace amk {
+const Kernels* kernels_avx2() { return nullptr; }
+}  // namespace amk
+#endif

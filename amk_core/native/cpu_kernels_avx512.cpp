@@ -1,0 +1,48 @@
+// Inner loops for x86-64 with AVX-512 (F, BW, VL, DQ).
+#include "cpu_isa.hpp"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+
+#include "cpu_kernels.hpp"
+
+namespace amk {
+namespace {
+
+struct Vec16 {
+  static constexpr int L = 16, kAccumulators = 24, kRows = 6, kVectorRows = 8, kHeadRows = 4;
+  using Reg = __m512;
+  static inline Reg zero() { return _mm512_setzero_ps(); }
+  static inline Reg broadcast(float x) { return _mm512_set1_ps(x); }
+  static inline Reg load(const float* p) { return _mm512_loadu_ps(p); }
+  static inline Reg load(const uint16_t* p) {
+    const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+  }
+  static inline void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
+  static inline Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static inline Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+  static inline void reduce4(Reg a, Reg b, Reg c, Reg d, float* out) {
+    // lanes l and l + 8: the low halves of two vectors with their high halves
+    const Reg ab = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    const Reg cd = add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xEE));
+    // l and l + 4: one 128-bit group for each of a, b, c, d
+    const Reg s = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+    const Reg t = add(s, _mm512_permute_ps(s, 0x4E));  // l and l + 2
+    const Reg u = add(t, _mm512_permute_ps(t, 0xB1));  // l and l + 1
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, u)));
+  }
+};
+
+constexpr Kernels kTable = Ops<Vec16>::table("avx512");
+
+}  // namespace
+
+const Kernels* kernels_avx512() { return &kTable; }
+
+}  // namespace amk
+#else
+namespace amk {
+const Kernels* kernels_avx512() { return nullptr; }
+}  // namespace amk
+#endif

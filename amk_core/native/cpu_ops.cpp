@@ -1,0 +1,407 @@
+#include "cpu_ops.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "numerics.h"
+
+namespace amk {
+namespace {
+
+int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+float real(int32_t word) { return std::bit_cast<float>(word); }
+
+// The rows of a launch: row r is token r % chunk of sequence r / chunk.
+struct Rows {
+  int64_t step, chunk, batch;
+  const int64_t* p0;
+  const int64_t* n;
+
+  Rows(int64_t step, int64_t chunk, int64_t batch, int64_t pos_var, std::span<const int64_t> variables)
+      : step(step), chunk(chunk), batch(batch), p0(variables.data() + pos_var), n(p0 + batch) {}
+  bool active(int64_t seq, int64_t c) const { return step * chunk + c < n[seq]; }
+  int64_t position(int64_t seq, int64_t c) const { return p0[seq] + step * chunk + c; }
+  // Active tokens of a sequence in this step: a prefix of its chunk.
+  int64_t tokens(int64_t seq) const { return std::clamp<int64_t>(n[seq] - step * chunk, 0, chunk); }
+};
+
+struct Body {
+  const Machine& mc;
+  const Task& t;
+  int64_t step;
+  std::span<const int64_t> vars;
+  float* scratch;
+  Fault* fault;
+  const Kernels& k = *mc.kernels;
+
+  int64_t p(int i) const { return t.p[i]; }
+  template <class T = float>
+  T* at(int i) const {
+    return reinterpret_cast<T*>(t.at[i]);
+  }
+  int64_t cols(int i) const { return mc.cols(t.p[i]); }
+  bool bf16(int i) const { return mc.tables->buffers[size_t(t.p[i])].bits == 16; }
+  float* take(int64_t floats) {
+    float* out = scratch;
+    scratch += up(floats, 16);
+    return out;
+  }
+
+  void matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) const {
+    if (mc.tape_bf16)
+      k.matmul_bf16(static_cast<const uint16_t*>(t.weight), n, x, xs, m, kp, y, ys);
+    else
+      k.matmul_f32(static_cast<const float*>(t.weight), n, x, xs, m, kp, y, ys);
+  }
+
+  // Normalised rows of h in scratch, [m][kp].
+  float* normed(int h, int norm_w, int64_t m, int64_t hidden, float eps) {
+    const int64_t kp = up(hidden, kLanes);
+    float* x = take(m * kp);
+    for (int64_t r = 0; r < m; ++r) k.rmsnorm(at(h) + r * cols(h), at(norm_w), hidden, kp, eps, mc.fast, x + r * kp);
+    return x;
+  }
+
+  // dot products of all rows with the tile added to h.
+  void residual(int h, int64_t row0, int64_t row1, int64_t m, const float* x, int64_t xs, int64_t kp) {
+    const int64_t n = row1 - row0;
+    float* y = take(m * n);
+    matmul(n, x, xs, m, kp, y, n);
+    for (int64_t r = 0; r < m; ++r) k.add(at(h) + r * cols(h) + row0, y + r * n, n);
+  }
+
+  // The partial of block b of one head and row: split b % splits, slot b / splits.
+  static int64_t slot(int64_t b, int64_t splits, int64_t blocks, int64_t d) {
+    return ((b % splits) * blocks + b / splits) * (d + 2);
+  }
+
+  bool embed() {
+    const int64_t m = p(embed::m), chunk = p(embed::chunk), vocab = p(embed::vocab);
+    const int64_t c0 = p(embed::col0), c1 = p(embed::col1);
+    const float scale = real(t.p[embed::scale]);
+    for (int64_t r = 0; r < m; ++r) {
+      const int64_t seq = r / chunk, column = p(embed::feed) == 0 ? 0 : step * chunk + r % chunk;
+      const int64_t id = at<int32_t>(embed::token)[seq * cols(embed::token) + column];
+      float* to = at(embed::out) + r * cols(embed::out);
+      if (id == kNoToken) {  // a row without a token, behind the end of a prompt
+        std::fill(to + c0, to + c1, 0.0f);
+        continue;
+      }
+      if (id < 0 || id >= vocab) {
+        fault->kind = kTokenRange, fault->row = int32_t(r), fault->has = id, fault->needs = vocab;
+        return false;
+      }
+      const int64_t row = id * cols(embed::table);
+      if (bf16(embed::table))
+        for (int64_t c = c0; c < c1; ++c) to[c] = f32_of_bf16(at<uint16_t>(embed::table)[row + c]);
+      else
+        for (int64_t c = c0; c < c1; ++c) to[c] = at(embed::table)[row + c];
+      if (scale != 1.0f)
+        for (int64_t c = c0; c < c1; ++c) to[c] = to[c] * scale;
+    }
+    return true;
+  }
+
+  void append(int buffer, int64_t row, int64_t col, const float* from, int64_t n) const {
+    const int64_t to = row * cols(buffer) + col;
+    if (bf16(buffer))
+      for (int64_t i = 0; i < n; ++i) at<uint16_t>(buffer)[to + i] = bf16_of(from[i]);
+    else
+      for (int64_t i = 0; i < n; ++i) at(buffer)[to + i] = from[i];
+  }
+
+  void qkv() {
+    const int64_t m = p(qkv::m), chunk = p(qkv::chunk), batch = p(qkv::batch), ctx = p(qkv::ctx), d = p(qkv::head_dim);
+    const int64_t row0 = p(qkv::row0), row1 = p(qkv::row1), hidden = p(qkv::hidden), n = row1 - row0;
+    const int64_t q_end = p(qkv::n_heads) * d, k_end = q_end + p(qkv::n_kv) * d;
+    const Rows rows(step, chunk, batch, p(qkv::pos_var), vars);
+    const float* x = normed(qkv::h, qkv::norm_w, m, hidden, real(t.p[qkv::eps]));
+    float* y = take(m * n);
+    matmul(n, x, up(hidden, kLanes), m, up(hidden, kLanes), y, n);
+    const int64_t q1 = std::min(row1, q_end), k0 = std::max(row0, q_end), k1 = std::min(row1, k_end), v0 = std::max(row0, k_end);
+    for (int64_t r = 0; r < m; ++r) {
+      const int64_t seq = r / chunk, c = r % chunk;
+      float* out = y + r * n;
+      if (!rows.active(seq, c)) {
+        if (row0 < q1) std::fill(at(qkv::q) + r * cols(qkv::q) + row0, at(qkv::q) + r * cols(qkv::q) + q1, 0.0f);
+        continue;
+      }
+      const int64_t position = rows.position(seq, c);
+      const float* cosine = at(qkv::cos) + position * cols(qkv::cos);
+      const float* sine = at(qkv::sin) + position * cols(qkv::sin);
+      for (int64_t row = row0; row < k1; row += 2) {
+        const int64_t i = row % d / 2;  // sections start on multiples of d
+        const float a = out[row - row0], b = out[row - row0 + 1];
+        const float a_cos = a * cosine[i], b_sin = b * sine[i], b_cos = b * cosine[i], a_sin = a * sine[i];
+        out[row - row0] = a_cos - b_sin;
+        out[row - row0 + 1] = b_cos + a_sin;
+      }
+      if (row0 < q1) std::copy(out, out + (q1 - row0), at(qkv::q) + r * cols(qkv::q) + row0);
+      if (k0 < k1) append(qkv::k, seq * ctx + position, k0 - q_end, out + (k0 - row0), k1 - k0);
+      if (v0 < row1) append(qkv::v, seq * ctx + position, v0 - k_end, out + (v0 - row0), row1 - v0);
+    }
+  }
+
+  // One block of keys or values as float rows; a view of the buffer where it already is, else a copy padded to `width`.
+  const float* block_rows(int buffer, int64_t row, int64_t n, int64_t col, int64_t d, int64_t width, float* space,
+                          int64_t* stride) const {
+    const int64_t width_all = cols(buffer);
+    if (bf16(buffer)) {
+      for (int64_t j = 0; j < n; ++j)
+        k.expand_bf16(at<uint16_t>(buffer) + (row + j) * width_all + col, d, width, space + j * width);
+    } else if (d == width) {
+      *stride = width_all;
+      return at(buffer) + row * width_all + col;
+    } else {
+      for (int64_t j = 0; j < n; ++j) k.prepare(at(buffer) + (row + j) * width_all + col, d, width, false, space + j * width);
+    }
+    *stride = width;
+    return space;
+  }
+
+  void attn() {
+    const int64_t chunk = p(attn::chunk), ctx = p(attn::ctx), seq = p(attn::seq), kv_head = p(attn::kv_head);
+    const int64_t group = p(attn::group), d = p(attn::head_dim), splits = p(attn::splits), blocks = p(attn::blocks);
+    const int64_t block = p(attn::block), split = p(attn::split), dp = up(d, kLanes), bp = up(block, kLanes);
+    const Rows rows(step, chunk, p(attn::batch), p(attn::pos_var), vars);
+    const int64_t tokens = rows.tokens(seq), first = rows.position(seq, 0);
+    const int64_t n_rows = tokens * group, part_cols = cols(attn::part);
+    if (tokens == 0) return;
+    float* q = take(chunk * group * dp);
+    float* space = take(block * dp);
+    float* s = take(chunk * group * bp);
+    float* o = take(chunk * group * d);
+    float* part = at(attn::part) + (seq * p(attn::n_kv) + kv_head) * chunk * group * part_cols;
+    for (int64_t r = 0; r < n_rows; ++r)
+      k.prepare(at(attn::q) + (seq * chunk + r / group) * cols(attn::q) + (kv_head * group + r % group) * d, d, dp, mc.fast,
+                q + r * dp);
+    const int64_t last = first + tokens - 1;
+    for (int64_t b = split; b * block <= last; b += splits) {
+      const int64_t start = b * block, n = std::min(block, last + 1 - start);
+      const int64_t from = std::max<int64_t>(0, (start - first)) * group;  // rows before it end before this block
+      const int64_t column = slot(b, splits, blocks, d);
+      int64_t stride;
+      const float* keys = block_rows(attn::k, seq * ctx + start, n, kv_head * d, d, dp, space, &stride);
+      for (int64_t r = from; r < n_rows; ++r) {
+        const int64_t seen = std::min(n, first + r / group + 1 - start);  // keys at or before the row's position
+        k.scores(q + r * dp, keys, stride, seen, dp, real(t.p[attn::scale]), s + r * bp);
+        k.softmax_block(s + r * bp, seen, part + r * part_cols + column);
+      }
+      const float* values = block_rows(attn::v, seq * ctx + start, n, kv_head * d, d, d, space, &stride);
+      for (int64_t r = from; r < n_rows;) {  // rows that see equally many keys share the loads of the values
+        const int64_t seen = std::min(n, first + r / group + 1 - start);
+        int64_t end = r + group;
+        while (end < n_rows && std::min(n, first + end / group + 1 - start) == seen) end += group;
+        k.weighted_sum(s + r * bp, bp, end - r, values, stride, seen, d, o + r * d, d);
+        r = end;
+      }
+      for (int64_t r = from; r < n_rows; ++r) std::copy(o + r * d, o + (r + 1) * d, part + r * part_cols + column + 2);
+    }
+  }
+
+  // Attention output of one sequence and kv head: group * d values of each row, at out + c * stride.
+  void merge(int part_index, int64_t seq, int64_t kv_head, int64_t chunk, int64_t group, int64_t n_kv, int64_t d, int64_t splits,
+             int64_t blocks, int64_t block, const Rows& rows, int64_t* where, float* out, int64_t stride) const {
+    const int64_t part_cols = cols(part_index);
+    const float* part = at(part_index) + (seq * n_kv + kv_head) * chunk * group * part_cols;
+    for (int64_t c = 0; c < chunk; ++c) {
+      if (!rows.active(seq, c)) {
+        std::fill(out + c * stride, out + c * stride + group * d, 0.0f);
+        continue;
+      }
+      const int64_t n = rows.position(seq, c) / block + 1;
+      for (int64_t b = 0; b < n; ++b) where[b] = slot(b, splits, blocks, d);
+      for (int64_t j = 0; j < group; ++j) k.combine(part + (c * group + j) * part_cols, where, n, d, out + c * stride + j * d);
+    }
+  }
+
+  void attn_combine() {
+    namespace a = attn_combine;
+    const Rows rows(step, p(a::chunk), p(a::batch), p(a::pos_var), vars);
+    int64_t* where = reinterpret_cast<int64_t*>(take(2 * p(a::splits) * p(a::blocks)));
+    const int64_t stride = cols(a::out), q0 = p(a::kv_head) * p(a::group) * p(a::head_dim);
+    merge(a::part, p(a::seq), p(a::kv_head), p(a::chunk), p(a::group), p(a::n_kv), p(a::head_dim), p(a::splits), p(a::blocks),
+          p(a::block), rows, where, at(a::out) + p(a::seq) * p(a::chunk) * stride + q0, stride);
+  }
+
+  // o_proj and down_proj have the same parameters in the same places.
+  void project() {
+    namespace a = o_proj;
+    const int64_t m = p(a::m), kk = p(a::k), kp = up(kk, kLanes);
+    const float* x = at(a::x);
+    int64_t xs = cols(a::x);
+    if (mc.fast || kk != kp) {
+      float* copy = take(m * kp);
+      for (int64_t r = 0; r < m; ++r) k.prepare(x + r * xs, kk, kp, mc.fast, copy + r * kp);
+      x = copy, xs = kp;
+    }
+    residual(a::h, p(a::row0), p(a::row1), m, x, xs, kp);
+  }
+
+  void o_proj_combine() {
+    namespace a = o_proj_combine;
+    const int64_t m = p(a::m), kk = p(a::k), kp = up(kk, kLanes), chunk = p(a::chunk), group = p(a::group), d = p(a::head_dim);
+    const Rows rows(step, chunk, p(a::batch), p(a::pos_var), vars);
+    int64_t* where = reinterpret_cast<int64_t*>(take(2 * p(a::splits) * p(a::blocks)));
+    float* x = take(m * kp);
+    for (int64_t seq = 0; seq < p(a::batch); ++seq)
+      for (int64_t head = 0; head < p(a::n_kv); ++head)
+        merge(a::part, seq, head, chunk, group, p(a::n_kv), d, p(a::splits), p(a::blocks), p(a::block), rows, where,
+              x + seq * chunk * kp + head * group * d, kp);
+    if (mc.fast || kk != kp)
+      for (int64_t r = 0; r < m; ++r) k.prepare(x + r * kp, kk, kp, mc.fast, x + r * kp);
+    residual(a::h, p(a::row0), p(a::row1), m, x, kp, kp);
+  }
+
+  void gate_up() {
+    const int64_t m = p(gate_up::m), n = p(gate_up::row1) - p(gate_up::row0), kp = up(p(gate_up::hidden), kLanes);
+    const float* x = normed(gate_up::h, gate_up::norm_w, m, p(gate_up::hidden), real(t.p[gate_up::eps]));
+    float* y = take(m * 2 * n);
+    matmul(2 * n, x, kp, m, kp, y, 2 * n);
+    for (int64_t r = 0; r < m; ++r) k.gate(y + r * 2 * n, n, at(gate_up::act) + r * cols(gate_up::act) + p(gate_up::row0));
+  }
+
+  void lm_head() {
+    const int64_t m = p(lm_head::m), row0 = p(lm_head::row0), n = p(lm_head::row1) - row0, kp = up(p(lm_head::hidden), kLanes);
+    const float* x = normed(lm_head::h, lm_head::norm_w, m, p(lm_head::hidden), real(t.p[lm_head::eps]));
+    const int64_t ys = cols(lm_head::logits);
+    float* y = at(lm_head::logits) + (p(lm_head::ring) == 1 ? step * m : 0) * ys + row0;
+    matmul(n, x, kp, m, kp, y, ys);
+    if (p(lm_head::amax) < 0) return;
+    for (int64_t r = 0; r < m; ++r) {
+      float* to = at(lm_head::amax) + r * cols(lm_head::amax) + 2 * p(lm_head::tile);
+      const int64_t best = arg_max(y + r * ys, n);
+      to[0] = y[r * ys + best];
+      to[1] = std::bit_cast<float>(int32_t(row0 + best));
+    }
+  }
+
+  // Lowest index among equal maxima.
+  static int64_t arg_max(const float* x, int64_t n) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < n; ++j)
+      if (x[j] > x[best]) best = j;
+    return best;
+  }
+
+  int32_t greedy(int64_t seq) const {
+    if (p(sample::amax) < 0) return int32_t(arg_max(at(sample::logits) + seq * cols(sample::logits), p(sample::vocab)));
+    const float* tiles = at(sample::amax) + seq * cols(sample::amax);
+    float top = tiles[0];
+    int32_t best = std::bit_cast<int32_t>(tiles[1]);
+    for (int64_t j = 1; j < p(sample::tiles); ++j) {
+      const int32_t index = std::bit_cast<int32_t>(tiles[2 * j + 1]);
+      if (tiles[2 * j] > top || (tiles[2 * j] == top && index < best)) top = tiles[2 * j], best = index;
+    }
+    return best;
+  }
+
+  int32_t draw(int64_t seq, int64_t position, const int32_t* word) const {
+    const float temperature = real(word[control::temperature]), top_p = real(word[control::top_p]);
+    const float* logits = at(sample::logits) + seq * cols(sample::logits);
+    const int64_t vocab = p(sample::vocab), top_k = word[control::top_k];
+    const int64_t keep = std::min({vocab, int64_t(kMaxCandidates), top_k > 0 ? top_k : int64_t(kMaxCandidates)});
+    // Descending logits, then ascending index, as one integer: order-preserving bits above the complement of the index.
+    std::vector<uint64_t> order(static_cast<size_t>(vocab));
+    for (int64_t j = 0; j < vocab; ++j) {
+      const uint32_t b = bits_of(logits[j] + 0.0f);
+      const uint32_t key = logits[j] != logits[j] ? 0 : (b >> 31 ? ~b : b | 0x80000000u);
+      order[size_t(j)] = uint64_t(key) << 32 | (0xffffffffu - uint32_t(j));
+    }
+    std::nth_element(order.begin(), order.begin() + (keep - 1), order.end(), std::greater<>());
+    std::sort(order.begin(), order.begin() + keep, std::greater<>());
+    auto index = [&](int64_t c) { return int64_t(0xffffffffu - uint32_t(order[size_t(c)])); };
+
+    const float top = logits[index(0)];
+    float total = 0.0f;
+    std::vector<float> weight(static_cast<size_t>(keep));
+    for (int64_t c = 0; c < keep; ++c) {
+      weight[size_t(c)] = exp_f32((logits[index(c)] - top) / temperature);
+      total = total + weight[size_t(c)];
+    }
+    int64_t kept = keep;
+    if (top_p < 1.0f) {
+      float sum = 0.0f;
+      for (int64_t c = 0; c < keep; ++c) {
+        sum = sum + weight[size_t(c)];
+        if (sum >= top_p * total) {
+          kept = c + 1;
+          break;
+        }
+      }
+    }
+    // The noise of a token depends on (seed, position, token) only, so a draw does not change with what else was kept or run.
+    const uint32_t key[2] = {uint32_t(word[control::seed_lo]), uint32_t(word[control::seed_hi])};
+    int64_t best = index(0);
+    float best_value = -std::numeric_limits<float>::infinity();
+    for (int64_t c = 0; c < kept; ++c) {
+      const uint32_t counter[4] = {uint32_t(position), uint32_t(index(c)), kSampleStream, 0};
+      uint32_t random[4];
+      philox_4x32(counter, key, random);
+      const float value = (logits[index(c)] - top) / temperature + gumbel_f32(random[0]);
+      if (value > best_value) best_value = value, best = index(c);
+    }
+    return int32_t(best);
+  }
+
+  void sample() {
+    const int64_t m = p(sample::m), n_stop = p(sample::n_stop_ids);
+    const Rows rows(step, 1, m, p(sample::pos_var), vars);
+    bool all_done = true;
+    for (int64_t seq = 0; seq < m; ++seq) {
+      int32_t* done = at<int32_t>(sample::done) + seq * cols(sample::done);
+      int32_t* token = at<int32_t>(sample::token) + seq * cols(sample::token);
+      int32_t* out = at<int32_t>(sample::out) + step * cols(sample::out) + seq;
+      if (!rows.active(seq, 0)) {
+        *token = kNoToken, *out = kNoToken, *done = *done;
+        continue;
+      }
+      const int32_t* word = at<int32_t>(sample::control) + seq * cols(sample::control);
+      const int32_t id = real(word[control::temperature]) > 0.0f ? draw(seq, rows.position(seq, 0), word) : greedy(seq);
+      const int32_t* stops = n_stop > 0 ? at<int32_t>(sample::stop_ids) + seq * cols(sample::stop_ids) : nullptr;
+      const bool stop = *done != 0 || std::find(stops, stops + n_stop, id) != stops + n_stop;
+      *token = id, *out = id, *done = stop;
+      all_done = all_done && stop;
+    }
+    at<int32_t>(sample::stop)[step * cols(sample::stop)] = all_done;
+  }
+
+  bool run() {
+    switch (t.op) {
+      case kEmbed: return embed();
+      case kQkv: return qkv(), true;
+      case kAttn: return attn(), true;
+      case kAttnCombine: return attn_combine(), true;
+      case kOProj:
+      case kDownProj: return project(), true;
+      case kOProjCombine: return o_proj_combine(), true;
+      case kGateUp: return gate_up(), true;
+      case kLmHead: return lm_head(), true;
+      case kSample: return sample(), true;
+      default: return true;  // refused at load
+    }
+  }
+};
+
+}  // namespace
+
+bool run_body(const Machine& machine, const Task& task, int64_t step, std::span<const int64_t> variables, float* scratch,
+              Fault* fault) {
+  return Body{machine, task, step, variables, scratch, fault}.run();
+}
+
+int buffer_params(int32_t op) {
+  static constexpr int kCount[kOpCount] = {0, 3, 8, 4, 2, 3, 3, 4, 3, 5, 8};
+  return kCount[op];
+}
+
+int weight_param(int32_t op) {
+  static constexpr int kIndex[kOpCount] = {-1, -1, qkv::w, -1, -1, o_proj::w, o_proj_combine::w, gate_up::w, down_proj::w,
+                                           lm_head::w, -1};
+  return kIndex[op];
+}
+
+}  // namespace amk

@@ -1,0 +1,101 @@
+// Waiting for and signalling monotone counters, with a spin bound and an abort flag; one source for host threads and CTAs.
+// A counter only grows during a launch.  A wait that returned kReady has acquired everything released by the signals it counted.
+#pragma once
+#include <stdint.h>
+
+#include "abi.h"
+
+#if defined(__CUDACC__)
+#define AMK_PROTOCOL static __device__ __forceinline__
+#else
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#define AMK_PROTOCOL static inline __attribute__((unused))
+#endif
+
+namespace amk {
+
+enum WaitStatus : int32_t { kReady = 0, kTimedOut = 1, kAborted = 2 };
+
+AMK_PROTOCOL uint32_t load_acquire(const uint32_t* p) {
+#if defined(__CUDACC__)
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");  // orders the reads behind it
+  return v;
+#else
+  return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(p)).load(std::memory_order_acquire);
+#endif
+}
+
+// Publishes everything the caller did before.  On the device one thread calls it, behind a CTA barrier.
+AMK_PROTOCOL void signal(uint32_t* counter, uint32_t amount) {
+#if defined(__CUDACC__)
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(amount) : "memory");  // a read-modify-write
+#else
+  std::atomic_ref<uint32_t>(*counter).fetch_add(amount, std::memory_order_release);
+#endif
+}
+
+AMK_PROTOCOL uint64_t now_ns() {
+#if defined(__CUDACC__)
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+#else
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
+#endif
+}
+
+// One turn of a spin.  On the host there may be more queues than cores, so a spinner gives its core away soon, and sleeps when
+// the wait lasts.
+AMK_PROTOCOL void relax(uint32_t turn) {
+#if defined(__CUDACC__)
+  if (turn > 64) __nanosleep(20);
+#else
+  constexpr uint32_t kPauses = 200, kYields = 4000;
+  if (turn < kPauses) {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  } else if (turn < kYields) {
+    sched_yield();
+  } else {
+    const timespec nap{0, 50000};
+    nanosleep(&nap, nullptr);
+  }
+#endif
+}
+
+// What a counter has to reach in `step` for a wait (t, e) on a counter that grows by `per_step`; 0 or less holds trivially.
+AMK_PROTOCOL int64_t threshold(int64_t step, int64_t e, int64_t per_step, int64_t t) {
+  return step + e < 0 ? 0 : (step + e) * per_step + t;
+}
+
+// Waits until *counter >= needs.  `has` receives the last value seen.
+AMK_PROTOCOL WaitStatus wait_at_least(const uint32_t* counter, int64_t needs, const uint32_t* abort_flag, uint64_t bound_ns,
+                                      int64_t* has) {
+  constexpr uint32_t kTurnsPerCheck = 64;  // the clock and the abort flag cost more than a turn
+  uint64_t start = 0;
+  for (uint32_t turn = 0;; ++turn) {
+    *has = int64_t(load_acquire(counter));
+    if (*has >= needs) return kReady;
+    if (turn % kTurnsPerCheck == kTurnsPerCheck - 1) {
+      if (load_acquire(abort_flag) != 0) return kAborted;
+      const uint64_t now = now_ns();
+      if (start == 0) start = now;
+      if (now - start > bound_ns) return kTimedOut;
+    }
+    relax(turn);
+  }
+}
+
+}  // namespace amk
