@@ -2,6 +2,11 @@
 #include "cpu_isa.hpp"
 
 #if defined(__AVX512F__)
+#if defined(__GNUC__) && !defined(__clang__)
+// The headers of GCC 12 build "undefined" operands from uninitialised variables on purpose.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include "cpu_kernels.hpp"

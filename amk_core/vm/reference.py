@@ -1,0 +1,187 @@
+"""Float64 reference of every op: what a task computes, written for reading, in numpy.
+
+It works on the same parameters and buffer layouts as the VMs (ops.py) and shares no code with them; the parity suite and the
+tests of the kernels compare against it.  With ``fast`` it rounds where the fast plan rounds (matmul inputs, queries, stored KV
+is rounded by the caller's buffer dtype).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableSequence, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+Buffers = MutableSequence[npt.NDArray[Any]]  # by buffer id, [rows, cols]; weights unpadded; written in place
+
+
+def round_bf16(x: F64) -> F64:
+    """Nearest bfloat16, through float32 as the kernels do."""
+    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def rmsnorm(h: F64, w: F64, eps: float) -> F64:
+    """Rows of h, each scaled to unit mean square, times w."""
+    return w * (h / np.sqrt((h * h).mean(axis=-1, keepdims=True) + eps))
+
+
+def rotate(x: F64, cos: F64, sin: F64) -> F64:
+    """Rotate pairs (2i, 2i + 1) of the last axis by the angle of pair i."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    out = np.empty_like(x)
+    out[..., 0::2], out[..., 1::2] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+class Step:
+    """One task in one step.  ``variables`` are the flattened launch variables."""
+
+    def __init__(self, params: Mapping[str, Any], buffers: Buffers, step: int, variables: Sequence[int], fast: bool) -> None:
+        self.p, self.b, self.step, self.v, self.fast = params, buffers, step, variables, fast
+
+    def buf(self, name: str) -> npt.NDArray[Any]:
+        return self.b[self.p[name]]
+
+    def x(self, name: str) -> F64:
+        return self.buf(name).astype(np.float64)
+
+    def matmul_input(self, x: F64) -> F64:
+        return round_bf16(x) if self.fast else x
+
+    def active(self, seq: int, c: int) -> bool:
+        p = self.p
+        batch = p.get("batch", p["m"])
+        return bool(self.step * p.get("chunk", 1) + c < self.v[p["pos_var"] + batch + seq])
+
+    def position(self, seq: int, c: int) -> int:
+        return int(self.v[self.p["pos_var"] + seq]) + self.step * int(self.p.get("chunk", 1)) + c
+
+    def embed(self) -> None:
+        p = self.p
+        for r in range(p["m"]):
+            seq, c = divmod(r, p["chunk"])
+            token = int(self.buf("token")[seq, 0 if p["feed"] == 0 else self.step * p["chunk"] + c])
+            row = self.x("table")[token] * p["scale"] if token >= 0 else np.zeros(self.buf("table").shape[1])
+            self.buf("out")[r, p["col0"] : p["col1"]] = row[p["col0"] : p["col1"]]
+
+    def qkv(self) -> None:
+        p, d = self.p, self.p["head_dim"]
+        x = self.matmul_input(rmsnorm(self.x("h")[: p["m"], : p["hidden"]], self.x("norm_w")[0, : p["hidden"]], p["eps"]))
+        y = np.zeros((p["m"], (p["n_heads"] + 2 * p["n_kv"]) * d))
+        y[:, p["row0"] : p["row1"]] = x @ self.x("w")[p["row0"] : p["row1"]].T
+        q_end, k_end = p["n_heads"] * d, (p["n_heads"] + p["n_kv"]) * d
+        for r in range(p["m"]):
+            seq, c = divmod(r, p["chunk"])
+            if not self.active(seq, c):
+                y[r] = 0
+                self.buf("q")[r, p["row0"] : min(p["row1"], q_end)] = 0
+                continue
+            pos = self.position(seq, c)
+            turned = rotate(y[r, :k_end].reshape(-1, d), self.x("cos")[pos], self.x("sin")[pos]).reshape(-1)
+            row = np.concatenate([turned, y[r, k_end:]])
+            for name, lo, hi, to in (("q", 0, q_end, r), ("k", q_end, k_end, None), ("v", k_end, len(row), None)):
+                a, e = max(lo, p["row0"]), min(hi, p["row1"])
+                if a < e:
+                    self.buf(name)[seq * p["ctx"] + pos if to is None else to, a - lo : e - lo] = row[a:e]
+
+    def attention(self, seq: int, c: int, head: int, positions: npt.NDArray[np.int64]) -> tuple[float, float, F64]:
+        """(maximum, sum, weighted values) of one head over some positions."""
+        p, d = self.p, self.p["head_dim"]
+        q = self.matmul_input(self.x("q")[seq * p["chunk"] + c, head * d : (head + 1) * d])
+        kv = head // p["group"] * d
+        rows = seq * p["ctx"] + positions
+        s = self.x("k")[rows, kv : kv + d] @ q * p["scale"]
+        e = np.exp(s - s.max())
+        return float(s.max()), float(e.sum()), e @ self.x("v")[rows, kv : kv + d]
+
+    def attn(self) -> None:
+        p, d, seq = self.p, self.p["head_dim"], self.p["seq"]
+        for c in range(p["chunk"]):
+            if not self.active(seq, c):
+                continue
+            pos = self.position(seq, c)
+            for b in range(p["split"], pos // p["block"] + 1, p["splits"]):
+                where = np.arange(b * p["block"], min((b + 1) * p["block"], pos + 1))
+                at = p["split"] * p["blocks"] * (d + 2) + b // p["splits"] * (d + 2)
+                for j in range(p["group"]):
+                    row = ((seq * p["n_kv"] + p["kv_head"]) * p["chunk"] + c) * p["group"] + j
+                    m, total, o = self.attention(seq, c, p["kv_head"] * p["group"] + j, where)
+                    self.buf("part")[row, at : at + d + 2] = [m, total, *o]
+
+    def merged(self, seq: int, kv_head: int) -> F64:
+        """[chunk, group * d]: the attention output from the partials; zeros where a row is not active."""
+        p, d = self.p, self.p["head_dim"]
+        out = np.zeros((p["chunk"], p["group"] * d))
+        for c in range(p["chunk"]):
+            if not self.active(seq, c):
+                continue
+            for j in range(p["group"]):
+                row = self.x("part")[((seq * p["n_kv"] + kv_head) * p["chunk"] + c) * p["group"] + j].reshape(-1, d + 2)
+                n = self.position(seq, c) // p["block"] + 1
+                parts = row[[b % p["splits"] * p["blocks"] + b // p["splits"] for b in range(n)]]
+                a = np.exp(parts[:, 0] - parts[:, 0].max())
+                out[c, j * d : (j + 1) * d] = a @ parts[:, 2:] / (a @ parts[:, 1])
+        return out
+
+    def attn_combine(self) -> None:
+        p = self.p
+        width = p["group"] * p["head_dim"]
+        rows, cols = p["seq"] * p["chunk"], p["kv_head"] * width
+        self.buf("out")[rows : rows + p["chunk"], cols : cols + width] = self.merged(p["seq"], p["kv_head"])
+
+    def residual(self, x: F64) -> None:
+        p = self.p
+        y = self.matmul_input(x) @ self.x("w")[p["row0"] : p["row1"]].T
+        self.buf("h")[: p["m"], p["row0"] : p["row1"]] += y.astype(self.buf("h").dtype)
+
+    def o_proj(self) -> None:
+        self.residual(self.x("x")[: self.p["m"], : self.p["k"]])
+
+    down_proj = o_proj
+
+    def o_proj_combine(self) -> None:
+        p = self.p
+        seqs = [np.concatenate([self.merged(s, h) for h in range(p["n_kv"])], axis=1) for s in range(p["batch"])]
+        self.residual(np.concatenate(seqs))
+
+    def gate_up(self) -> None:
+        p = self.p
+        x = self.matmul_input(rmsnorm(self.x("h")[: p["m"], : p["hidden"]], self.x("norm_w")[0, : p["hidden"]], p["eps"]))
+        y = x @ self.x("w")[2 * p["row0"] : 2 * p["row1"]].T
+        g, u = y[:, 0::2], y[:, 1::2]
+        self.buf("act")[: p["m"], p["row0"] : p["row1"]] = g / (1 + np.exp(-g)) * u
+
+    def lm_head(self) -> None:
+        p = self.p
+        x = self.matmul_input(rmsnorm(self.x("h")[: p["m"], : p["hidden"]], self.x("norm_w")[0, : p["hidden"]], p["eps"]))
+        y = (x @ self.x("w")[p["row0"] : p["row1"]].T).astype(np.float32)
+        first = self.step * p["m"] if p["ring"] else 0
+        self.buf("logits")[first : first + p["m"], p["row0"] : p["row1"]] = y
+        if p["amax"] >= 0:
+            best = y.argmax(axis=1)
+            self.buf("amax")[: p["m"], 2 * p["tile"]] = y.max(axis=1)
+            index = (p["row0"] + best).astype(np.int32).view(np.float32)
+            self.buf("amax")[: p["m"], 2 * p["tile"] + 1] = index
+
+    def sample(self) -> None:
+        """Greedy rows only: temperature 0 in the control buffer."""
+        p = self.p
+        finished = []
+        for seq in range(p["m"]):
+            if not self.active(seq, 0):
+                self.buf("token")[seq, 0] = self.buf("out")[self.step, seq] = -1
+                continue
+            token = int(self.buf("logits")[seq, : p["vocab"]].argmax())
+            stops = self.buf("stop_ids")[seq, : p["n_stop_ids"]] if p["n_stop_ids"] else np.zeros(0, np.int32)
+            self.buf("token")[seq, 0] = self.buf("out")[self.step, seq] = token
+            self.buf("done")[seq, 0] = bool(self.buf("done")[seq, 0]) or token in stops
+            finished.append(bool(self.buf("done")[seq, 0]))
+        self.buf("stop")[self.step, 0] = all(finished)
+
+
+def run(op: str, params: Mapping[str, Any], buffers: Buffers, step: int, variables: Sequence[int], fast: bool = False) -> None:
+    """Apply one task of ``op`` to the buffers, in place."""
+    getattr(Step(params, buffers, step, variables, fast), op)()

@@ -1,0 +1,286 @@
+"""A bench for one op: random buffers, one task, one program; and the byte masks of its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from amk_core.schedule import ops, tables
+from amk_core.schedule.build import Builder
+from amk_core.schedule.ir import DTYPE_BITS, Kind, Lifetime, Schedule, Variable, WRITE
+from amk_core.schedule.pack import LANES, TILE_ALIGN
+from amk_core.vm import reference
+from amk_core.vm.cpu import CpuVM
+
+STEPS = 4
+F32, I32 = np.float32, np.int32
+
+
+@dataclass
+class Case:
+    """One task: parameters by name, buffers by parameter name (float arrays hold what is stored), and the launch."""
+
+    op: str
+    params: dict[str, Any]
+    arrays: dict[str, np.ndarray[Any, Any]]
+    dtypes: dict[str, str] = field(default_factory=dict)
+    variables: list[int] = field(default_factory=list)
+    step: int = 0
+    mode: str = "exact"
+
+    def dtype(self, name: str) -> str:
+        return self.dtypes.get(name, "i32" if self.arrays[name].dtype == I32 else "f32")
+
+    def buffer_params(self) -> list[str]:
+        return [n for n in ops.BY_NAME[self.op].params if n in self.arrays]
+
+
+def stored(a: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """The bytes of an array in a storage dtype."""
+    return a.astype(ml_dtypes.bfloat16).view(np.uint16) if dtype == "bf16" else a
+
+
+def loaded(raw: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    return raw.view(ml_dtypes.bfloat16).astype(F32) if dtype == "bf16" else raw
+
+
+class UncheckedVM(CpuVM):
+    """The VM without its certificate: the tests feed it single tasks and schedules that no validator would accept."""
+
+    def __init__(self, packed: bytes, weight: Any, tape: Any, dtype: str, isa: str | None = None, bound: Any = None) -> None:
+        self._start(packed, weight, tape, dtype, bound or {}, {}, isa)
+
+
+class Lab:
+    """A program of one task, its memory and its reference."""
+
+    def __init__(self, case: Case, isa: str | None = None) -> None:
+        self.case = case
+        b = Builder(1)
+        kinds = {"table": Kind.TABLE, "norm_w": Kind.TABLE, "cos": Kind.TABLE, "sin": Kind.TABLE, "w": Kind.WEIGHT,
+                 "k": Kind.KV, "v": Kind.KV, "control": Kind.INPUT, "stop_ids": Kind.INPUT}  # fmt: skip
+        spec = ops.BY_NAME[case.op]
+        params = dict(case.params)
+        self.names = case.buffer_params()
+        for n in self.names:
+            name = spec.weight.format(layer=params.get("layer", 0)) if n == "w" else n
+            pool = "weights" if n == "w" else "main"
+            params[n] = b.buffer(name, kinds.get(n, Kind.ACTIVATION), case.dtype(n), case.arrays[n].shape, pool, Lifetime.PERSISTENT)
+        for n in ("amax", "stop_ids"):
+            if n in spec.params and n not in self.names:
+                params[n] = -1
+        self.params = params
+        done = b.counter("done")
+        b.task(case.op, 0, params, (), (done,))
+        variables = (Variable("p0", len(case.variables), 0, 1 << 20),) if case.variables else ()
+        self.schedule: Schedule = b.build(STEPS, ("weights",), variables, None, None, {"mode": case.mode})
+        self.vm = self._program(isa)
+
+    def _program(self, isa: str | None) -> UncheckedVM:
+        """The weight tile lies between bytes that are NaN in every float format."""
+        c, weight, tape, dtype = self.case, -1, np.full(4 * TILE_ALIGN, 0xFF, np.uint8), "f32"
+        if "w" in self.names:
+            w, dtype = c.arrays["w"], c.dtype("w")
+            times = 2 if c.op == "gate_up" else 1
+            rows = w[times * c.params["row0"] : times * c.params["row1"]]
+            padded = np.zeros((len(rows), -(-w.shape[1] // LANES) * LANES), F32)
+            padded[:, : w.shape[1]] = rows
+            raw = stored(padded, dtype).view(np.uint8).reshape(-1)
+            tape = np.concatenate([tape, raw, tape])
+            weight = 4 * TILE_ALIGN
+        return UncheckedVM(tables.pack(self.schedule), np.array([weight], np.int64), tape, dtype, isa)
+
+    def fill(self) -> None:
+        for n in self.names:
+            if n != "w":
+                raw = stored(self.case.arrays[n], self.case.dtype(n))
+                self.vm.buffer(n)[...] = raw.view(self.vm.buffer(n).dtype)
+
+    def run(self) -> None:
+        self.vm.run_task(0, self.case.step, self.case.variables)
+
+    def result(self, name: str) -> np.ndarray[Any, Any]:
+        raw = self.vm.buffer(name)
+        return loaded(raw.view(F32) if raw.dtype == np.uint32 else raw, self.case.dtype(name)).copy()
+
+    def want(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Buffers after the float64 reference."""
+        c = self.case
+        arrays: list[Any] = []
+        params = dict(self.params)
+        for n in self.names:
+            a = loaded(stored(c.arrays[n], c.dtype(n)), c.dtype(n))
+            params[n] = len(arrays)
+            arrays.append(a.copy() if a.dtype == I32 or n in ("amax", "control") else a.astype(np.float64))
+        reference.run(c.op, params, arrays, c.step, c.variables, fast=c.mode == "fast")
+        return {n: arrays[params[n]] for n in self.names}
+
+    def mask(self, write: bool, maybe: bool = True) -> np.ndarray[Any, Any]:
+        """Bytes of the pool that the contract lets the task read or write in this step; weights are left out."""
+        s, c = self.schedule, self.schedule.columns
+        f = ops.derive(c.task_op, c.par_off, c.par)
+        out = np.zeros(len(self.vm.pool("main")), bool)
+        for i in range(len(f.task)):
+            buffer = s.buffers[int(f.plain["buffer"][i])]
+            flags = int(f.plain["flags"][i])
+            if buffer.kind is Kind.WEIGHT or bool(flags & WRITE) != write or (flags & ops.MAYBE and not maybe):
+                continue
+            r = self.range(f.row_affine[i]) if f.has_row_affine[i] else (int(f.plain["r0"][i]), int(f.plain["r1"][i]))
+            k = self.range(f.col_affine[i]) if f.has_col_affine[i] else (int(f.plain["c0"][i]), int(f.plain["c1"][i]))
+            size = DTYPE_BITS[buffer.dtype] // 8
+            grid = np.zeros((buffer.rows, buffer.cols, size), bool)
+            grid[r[0] : r[1], k[0] : k[1]] = True
+            out[buffer.offset : buffer.offset + buffer.bytes] |= grid.reshape(-1)
+        return out
+
+    def range(self, affine: Any) -> tuple[int, int]:
+        add, var, stride, mod, length, length_var, length_stride = (int(x) for x in affine)
+        start = add + (self.case.variables[var] if var >= 0 else 0) + stride * self.case.step
+        n = length + (self.case.variables[length_var] if length_var >= 0 else 0) + length_stride * self.case.step
+        start = start % mod if mod else start
+        return start, start + n
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
+    return (rng.standard_normal(shape) * scale).astype(F32)
+
+
+def heads(n_heads: int, n_kv: int, d: int, batch: int, chunk: int, ctx: int) -> dict[str, int]:
+    return {"m": batch * chunk, "chunk": chunk, "batch": batch, "ctx": ctx, "n_heads": n_heads, "n_kv": n_kv, "head_dim": d,
+            "pos_var": 0, "layer": 1}  # fmt: skip
+
+
+def attention(
+    n_heads: int, n_kv: int, d: int, batch: int, chunk: int, ctx: int, splits: int, block: int
+) -> dict[str, int]:  # fmt: skip
+    blocks = -(-(-(-ctx // block)) // splits)
+    shape = {"group": n_heads // n_kv, "splits": splits, "blocks": blocks, "block": block, "seq": batch - 1, "kv_head": n_kv - 1}
+    return {**heads(n_heads, n_kv, d, batch, chunk, ctx), **shape}
+
+
+def make_case(op: str, shape: str = "plain", seed: int = 0, mode: str = "exact") -> Case:
+    """``plain``: small and round; ``odd``: sizes that divide nothing, several sequences, chunks, later steps, inactive rows;
+    ``large``: more than one K slice and attention block."""
+    rng = np.random.default_rng([seed, list(ops.CODES).index(op)])
+    odd, large = shape == "odd", shape == "large"
+    hidden = {"plain": 64, "odd": 50, "large": 2080}[shape]
+    batch, chunk = (3, 3) if odd else (1, 5) if large else (1, 1)
+    m, step = batch * chunk, 2 if odd else 0
+    n_heads, n_kv, d = (6, 2, 10) if odd else (4, 4, 80) if large else (4, 2, 32)
+    ctx, block, splits = (64, 8, 3) if odd else (300, 128, 2) if large else (32, 128, 1)
+    weight = {"exact": "f32", "fast": "bf16"}[mode]
+    # sequence 0 has ended, 1 ends inside the chunk, 2 goes on
+    p0, n = ([3, 0, 21], [0, step * chunk + 2, STEPS * chunk]) if odd else ([140 if large else 7], [STEPS * chunk])
+    launch = [*p0, *n]
+    kv = {"k": weight, "v": weight}
+    if op == "embed":
+        vocab = 41
+        params = {"m": m, "chunk": chunk, "feed": int(odd or large), "col0": 4, "col1": hidden - 2, "vocab": vocab,
+                  "scale": 3.5 if odd else 1.0}  # fmt: skip
+        tokens = rng.integers(0, vocab, (batch, STEPS * chunk if params["feed"] else 1)).astype(I32)
+        if odd:
+            tokens[0] = -1
+        return Case(op, params, {"token": tokens, "table": normal(rng, vocab, hidden), "out": normal(rng, m, hidden)},
+                    {"table": weight}, [], step, mode)  # fmt: skip
+    if op == "qkv":
+        rows = (n_heads + 2 * n_kv) * d
+        params = {**heads(n_heads, n_kv, d, batch, chunk, ctx), "row0": 6, "row1": rows - (7 if odd else 0), "hidden": hidden,
+                  "partial": int(odd), "eps": 1e-5}  # fmt: skip
+        angle = rng.uniform(-3, 3, (ctx, d // 2))
+        arrays = {
+            "h": normal(rng, m, hidden), "norm_w": normal(rng, 1, hidden), "w": normal(rng, rows, hidden, scale=0.2),
+            "cos": np.cos(angle).astype(F32), "sin": np.sin(angle).astype(F32), "q": normal(rng, m, n_heads * d),
+            "k": normal(rng, batch * ctx, n_kv * d), "v": normal(rng, batch * ctx, n_kv * d),
+        }  # fmt: skip
+        return Case(op, params, arrays, {"w": weight, **kv}, launch, step, mode)
+    if op in ("attn", "attn_combine", "o_proj_combine"):
+        params = attention(n_heads, n_kv, d, batch, chunk, ctx, splits, block)
+        width = params["splits"] * params["blocks"] * (d + 2)
+        part = normal(rng, m * n_heads, width)
+        part.reshape(m * n_heads, -1, d + 2)[:, :, 1] = rng.uniform(1, 20, part.reshape(m * n_heads, -1, d + 2).shape[:2])
+        if op == "attn":
+            params |= {"split": min(1, splits - 1), "partial": int(odd), "scale": d**-0.5}
+            arrays = {"q": normal(rng, m, n_heads * d), "k": normal(rng, batch * ctx, n_kv * d),
+                      "v": normal(rng, batch * ctx, n_kv * d), "part": part}  # fmt: skip
+            return Case(op, params, arrays, kv, launch, step, mode)
+        if op == "attn_combine":
+            return Case(op, params, {"part": part, "out": normal(rng, m, n_heads * d)}, {}, launch, step, mode)
+        k = n_heads * d
+        del params["seq"], params["kv_head"]
+        params |= {"k": k, "row0": 3, "row1": hidden - 5}
+        arrays = {"part": part, "w": normal(rng, hidden, k, scale=0.2), "h": normal(rng, m, hidden)}
+        return Case(op, params, arrays, {"w": weight}, launch, step, mode)
+    if op in ("o_proj", "down_proj"):
+        k = {"plain": 96, "odd": 75, "large": 2500}[shape]
+        params = {"m": m, "row0": 3, "row1": hidden - 5, "k": k, "layer": 1}
+        arrays = {"x": normal(rng, m, k), "w": normal(rng, hidden, k, scale=0.2), "h": normal(rng, m, hidden)}
+        return Case(op, params, arrays, {"w": weight}, [], step, mode)
+    if op == "gate_up":
+        inter = 37 if odd else 40
+        params = {"m": m, "row0": 2, "row1": inter - 3, "hidden": hidden, "layer": 1, "eps": 1e-6}
+        arrays = {"h": normal(rng, m, hidden), "norm_w": normal(rng, 1, hidden), "w": normal(rng, 2 * inter, hidden, scale=0.3),
+                  "act": normal(rng, m, inter)}  # fmt: skip
+        return Case(op, params, arrays, {"w": weight}, [], step, mode)
+    if op == "lm_head":
+        vocab = 83
+        params = {"m": m, "row0": 11, "row1": 70, "tile": 2, "ring": int(odd), "hidden": hidden, "layer": 2, "eps": 1e-5}
+        arrays = {"h": normal(rng, m, hidden), "norm_w": normal(rng, 1, hidden), "w": normal(rng, vocab, hidden, scale=0.2),
+                  "logits": normal(rng, STEPS * m if odd else m, vocab), "amax": normal(rng, m, 8)}  # fmt: skip
+        if large:
+            del arrays["amax"]
+        return Case(op, params, arrays, {"w": weight, "amax": "b32"}, [], step, mode)
+    assert op == "sample"
+    m, vocab, tiles = (3 if odd else 1), 200, 4
+    logits = normal(rng, m, vocab)
+    edges = np.linspace(0, vocab, tiles + 1).astype(int)
+    amax = np.zeros((m, 2 * tiles), F32)
+    for t in range(tiles):
+        part = logits[:, edges[t] : edges[t + 1]]
+        amax[:, 2 * t] = part.max(axis=1)
+        amax[:, 2 * t + 1] = (edges[t] + part.argmax(axis=1)).astype(I32).view(F32)
+    stops = np.full((m, 3), -1, I32)
+    stops[-1, 1] = logits[-1].argmax()
+    arrays = {
+        "logits": logits, "amax": amax, "control": np.zeros((m, 8), F32), "stop_ids": stops, "token": np.full((m, 1), 5, I32),
+        "out": np.full((STEPS, m), 9, I32), "stop": np.full((STEPS, 1), 7, I32), "done": np.zeros((m, 1), I32),
+    }  # fmt: skip
+    if large:
+        del arrays["amax"], arrays["stop_ids"]
+    n_stop = 0 if large else 3
+    params = {"m": m, "tiles": tiles, "vocab": vocab, "n_stop_ids": n_stop, "pos_var": 0}
+    launch = [3, 0, 9, 0, STEPS, STEPS] if odd else [4, STEPS]
+    return Case(op, params, arrays, {"amax": "b32", "control": "b32"}, launch, step, mode)
+
+
+REAL_OPS = [s.name for s in ops.SPECS[1:]]
+SHAPES = ["plain", "odd", "large"]
+
+
+@pytest.fixture
+def case() -> Callable[..., Case]:
+    """See :func:`make_case`."""
+    return make_case
+
+
+@pytest.fixture
+def lab() -> Callable[..., Lab]:
+    """Lab(case, isa=None): one task in memory."""
+    return Lab
+
+
+@pytest.fixture
+def unchecked() -> type[UncheckedVM]:
+    return UncheckedVM
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``op``, ``shape`` and ``mode`` arguments run over all of them."""
+    for name, values in {"op": REAL_OPS, "shape": SHAPES, "mode": ["exact", "fast"]}.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, values)
+
