@@ -35,7 +35,7 @@ class Fault:
         where = f"T{self.task} {self.op} (Q{self.queue}#{self.position}, step {self.step})"
         if self.kind == "token-range":
             return f"{where}: row {self.row} has token id {self.has}, the vocabulary has {self.needs}"
-        return f"{where} waits c{self.counter} >= {self.needs} (has {self.has}) and nothing moves; raise spin_timeout_s if it is slow"
+        return f"{where} waits c{self.counter} >= {self.needs} (has {self.has}) and nothing moves; is spin_timeout_s too short?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,13 @@ class VirtualMachine(Protocol):
     """What both VMs offer.  A machine holds one program; one launch at a time."""
 
     def launch(
-        self, steps: int, variables: Sequence[int], *, spin_timeout_s: float = ...,
-        perturb_seed: int | None = None, poison: bool = False,
+        self,
+        steps: int,
+        variables: Sequence[int],
+        *,
+        spin_timeout_s: float = ...,
+        perturb_seed: int | None = None,
+        poison: bool = False,
     ) -> None:
         """Start up to ``steps`` steps and return at once.  ``variables``: flattened launch variables, in table order.
 

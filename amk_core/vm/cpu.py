@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amk_core import _native
+from amk_core import _native, schedule
 from amk_core.schedule import ops
 from amk_core.schedule.ir import DTYPES
 from amk_core.schedule.tables import MAGIC, read_sections
@@ -26,14 +26,17 @@ def check(tables: bytes, certificate: object) -> None:
     Raises:
         CertificateRefused: no certificate, or one that is not accepted for exactly these tables.
     """
-    from amk_core.schedule import check_certificate
-
+    check_certificate = getattr(schedule, "check_certificate", None)
+    if check_certificate is None:
+        raise CertificateRefused("this build has no certificate checker, so no tables can be accepted; reinstall amk")
     if certificate is None:
         raise CertificateRefused("the tables carry no certificate; run amk_core.schedule.validate first and pass its certificate")
     try:
         accepted = check_certificate(tables, certificate)
     except ValueError as e:
-        raise CertificateRefused(f"the certificate is refused: {e}; validate the schedule that these tables were packed from") from e
+        raise CertificateRefused(
+            f"the certificate is refused: {e}; validate the schedule that these tables were packed from"
+        ) from e
     if accepted is False:
         raise CertificateRefused("the certificate is not accepted for these tables; validate the schedule they were packed from")
 

@@ -20,12 +20,14 @@ Buffers = MutableSequence[npt.NDArray[Any]]  # by buffer id, [rows, cols]; weigh
 
 def round_bf16(x: F64) -> F64:
     """Nearest bfloat16, through float32 as the kernels do."""
-    return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+    out: F64 = x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
+    return out
 
 
 def rmsnorm(h: F64, w: F64, eps: float) -> F64:
     """Rows of h, each scaled to unit mean square, times w."""
-    return w * (h / np.sqrt((h * h).mean(axis=-1, keepdims=True) + eps))
+    out: F64 = w * (h / np.sqrt((h * h).mean(axis=-1, keepdims=True) + eps))
+    return out
 
 
 def rotate(x: F64, cos: F64, sin: F64) -> F64:
@@ -43,7 +45,8 @@ class Step:
         self.p, self.b, self.step, self.v, self.fast = params, buffers, step, variables, fast
 
     def buf(self, name: str) -> npt.NDArray[Any]:
-        return self.b[self.p[name]]
+        out: npt.NDArray[Any] = self.b[self.p[name]]
+        return out
 
     def x(self, name: str) -> F64:
         return self.buf(name).astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from amk_core.schedule import ops, tables
 from amk_core.schedule.build import Builder
-from amk_core.schedule.ir import DTYPE_BITS, Kind, Lifetime, Schedule, Variable, WRITE
+from amk_core.schedule.ir import DTYPE_BITS, WRITE, Kind, Lifetime, Schedule, Variable
 from amk_core.schedule.pack import LANES, TILE_ALIGN
 from amk_core.vm import reference
 from amk_core.vm.cpu import CpuVM
@@ -70,7 +71,9 @@ class Lab:
         for n in self.names:
             name = spec.weight.format(layer=params.get("layer", 0)) if n == "w" else n
             pool = "weights" if n == "w" else "main"
-            params[n] = b.buffer(name, kinds.get(n, Kind.ACTIVATION), case.dtype(n), case.arrays[n].shape, pool, Lifetime.PERSISTENT)
+            params[n] = b.buffer(
+                name, kinds.get(n, Kind.ACTIVATION), case.dtype(n), case.arrays[n].shape, pool, Lifetime.PERSISTENT
+            )
         for n in ("amax", "stop_ids"):
             if n in spec.params and n not in self.names:
                 params[n] = -1
@@ -158,7 +161,7 @@ def heads(n_heads: int, n_kv: int, d: int, batch: int, chunk: int, ctx: int) -> 
 def attention(
     n_heads: int, n_kv: int, d: int, batch: int, chunk: int, ctx: int, splits: int, block: int
 ) -> dict[str, int]:  # fmt: skip
-    blocks = -(-(-(-ctx // block)) // splits)
+    blocks = math.ceil(math.ceil(ctx / block) / splits)
     shape = {"group": n_heads // n_kv, "splits": splits, "blocks": blocks, "block": block, "seq": batch - 1, "kv_head": n_kv - 1}
     return {**heads(n_heads, n_kv, d, batch, chunk, ctx), **shape}
 
@@ -283,4 +286,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, values in {"op": REAL_OPS, "shape": SHAPES, "mode": ["exact", "fast"]}.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, values)
-
