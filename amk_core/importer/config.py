@@ -120,7 +120,8 @@ def graph_from_config(config: Any, name: str, generation: Mapping[str, Any] | No
         head_dim = hidden // n_heads
     else:
         raise CheckpointError(
-            f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {n_heads}, and head_dim is absent."
+            f"config.json: hidden_size is {hidden} and num_attention_heads {n_heads}, with no head_dim; required is a multiple. "
+            f"Fetch config.json again."
         )
     context = _count(c, "max_position_embeddings")
     _check_windows(c, context, n_layers)

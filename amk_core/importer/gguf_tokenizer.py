@@ -34,7 +34,10 @@ def _write_byte_level(meta: Mapping[str, Any], out: Path) -> None:
 
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     merges = [tuple(m.split(" ", 1)) for m in meta.get("tokenizer.ggml.merges", [])]
-    tok = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    try:
+        tok = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    except Exception as e:  # the tokenizers package raises no narrower type
+        raise CheckpointError(f"the tokenizer in the GGUF file is inconsistent ({e}). Convert the model to GGUF again.") from e
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = [pre_tokenizers.Digits(individual_digits=True)] if meta["tokenizer.ggml.pre"] == "smollm" else []
     tok.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level])

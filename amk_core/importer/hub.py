@@ -322,9 +322,12 @@ def _hash(src: IO[bytes], dst: IO[bytes] | None = None) -> str:
 
 
 def _convert_gguf(source: Path, out: Path, say: Say) -> None:
+    """Convert, and open the result once: nothing that cannot be opened enters the cache."""
+    from amk_core.importer import config, weights
     from amk_core.importer.gguf import convert
 
     convert(source, out, say)
+    weights.from_directory(config.graph_from_config(config.read_config(out), source.stem), out)
 
 
 def _local(path: Path, say: Say) -> Path:
