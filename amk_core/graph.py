@@ -236,7 +236,7 @@ class ModelGraph:
                 else:
                     g.add_edge(source, node.name, values=(value,))
             producer |= {value: node.name for value in node.outputs}
-        return g  # type: ignore[no-any-return]
+        return g
 
     def __repr__(self) -> str:
         return _short_repr(self, {"name", "n_layers", "hidden_size", "n_heads", "n_kv_heads", "head_dim", "vocab_size"})
