@@ -155,7 +155,10 @@ def _fits(n: Net) -> bool:
 
 
 def placed(rng: Rng, steps: int = 1) -> Json:
-    """A program placed on queues with complete synchronisation: safe by construction for opaque tasks."""
+    """A program placed on queues with complete synchronisation.
+
+    Safe by construction for one step; over several steps a producer that runs ahead may open a join that others have not reached.
+    """
     while True:
         queues, most = _spread(rng, steps)
         n = Net(queues, steps)

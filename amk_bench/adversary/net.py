@@ -10,7 +10,7 @@ from typing import Any
 Json = dict[str, Any]
 Range = Any  # [lo, hi] or {"start": ..., "length": ...}
 Rng = random.Random
-ELEMENT_BYTES = {"f64": 8, "tag64": 8, "f32": 4, "i32": 4, "bf16": 2, "i8": 1, "u8": 1, "i4": 0.5}
+ELEMENT_BYTES = {"f64": 8, "i64": 8, "tag64": 8, "f32": 4, "i32": 4, "bf16": 2, "i8": 1, "u8": 1, "i4": 0.5}
 
 
 def access(buffer: int, cols: Range, rows: Range = (0, 1), **extra: Any) -> Json:

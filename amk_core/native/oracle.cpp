@@ -42,6 +42,7 @@ struct Interval {
 struct Use {  // one access of one task instance, for one assignment of the variables
   int64_t instance;
   int32_t buffer, flags, label;
+  bool moves;  // through a range that moves with the step
   std::vector<std::pair<int, int>> segments;  // half-open ranges of segment numbers
 };
 
@@ -320,7 +321,8 @@ class Oracle {
           return s;
         }
         bytes_of(t.acc_buffer[x], r, range(t.acc_c0[x], t.acc_c1[x], t.acc_caff[x], step_[size_t(k)], v), queue_[size_t(k)], iv);
-        s.uses.push_back({k, t.acc_buffer[x], t.acc_flags[x], t.acc_label[x], {}});
+        auto moves = [&](int32_t aff) { return aff >= 0 && t.affine[size_t(aff)].stride != 0; };
+        s.uses.push_back({k, t.acc_buffer[x], t.acc_flags[x], t.acc_label[x], moves(t.acc_raff[x]) || moves(t.acc_caff[x]), {}});
         raw.push_back(std::move(iv));
       }
     }
@@ -663,8 +665,25 @@ class Oracle {
     for (size_t b = 0; b < t.buffers.size(); ++b)
       if (t.buffers[b].kind == kOutput)
         for (auto [lo, hi] : s.extents[b])
-          for (int g = lo; g < hi; ++g)
-            if (!mem[size_t(g)].certain) mark(kCover, "output buffer " + num(int64_t(b)) + " is not written everywhere");
+          for (int g = lo; g < hi; ++g) output(s, int64_t(b), mem[size_t(g)]);
+  }
+
+  // What the host finds in a byte of an output buffer when a launch of any number of steps has ended.
+  template <class Byte>
+  void output(const Scene& s, int64_t b, const Byte& m) {
+    if (!m.certain) mark(kCover, "output buffer " + num(b) + " is not written everywhere");
+    auto step = [&](int u) { return step_[size_t(s.uses[size_t(u)].instance)]; };
+    for (int64_t steps = 1; steps <= t.steps; ++steps) {
+      int last = -1;
+      for (int u : m.history)
+        if (step(u) < steps) last = u;
+      if (last >= 0 && s.uses[size_t(last)].buffer != b) mark(kFlow, "output buffer " + num(b) + " is overwritten under another name");
+    }
+    if (t.buffers[size_t(b)].lifetime != kHost) return;
+    std::set<int64_t> steps;
+    bool ring = false;
+    for (int u : m.history) steps.insert(step(u)), ring |= s.uses[size_t(u)].moves;
+    if (ring && steps.size() > 1) mark(kCover, "a row of the host ring " + num(b) + " is written again");
   }
 
   template <class Byte>
@@ -709,8 +728,12 @@ class Oracle {
       mark(kProxy, "task " + num(int64_t(b)) + " releases bulk stores that are not complete");
   }
 
-  // Every real op must reach what leaves the launch: an output, a host buffer, or an opaque task.
+  // Every real op must reach what leaves the launch: an output, a host buffer, or an opaque task.  A launch without output
+  // buffers (a prefill) is run for the buffers that it keeps.
   void side_effects() {
+    bool outputs = false;
+    for (const auto& b : t.buffers) outputs |= b.kind == kOutput;
+    if (!outputs) return;
     std::set<int64_t> useful;
     for (int64_t b = 0; b < t.n_tasks; ++b) {
       bool out = t.task_op[size_t(b)] == 0;
