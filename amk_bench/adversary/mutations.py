@@ -226,7 +226,7 @@ def shift_tile(rng: Rng, s: Json) -> None:
 def out_of_bounds_tile(rng: Rng, s: Json) -> None:
     if tile := _tile(rng, s):
         cols, width = tile
-        d = rng.choice((1, 5, 2**40))
+        d = rng.choice((0, 1, 5, 2**40))  # 0: exactly at the edge
         if rng.random() < 0.3:
             cols[0] = -d
         else:
