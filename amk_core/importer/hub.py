@@ -95,7 +95,7 @@ def resolve(model: str | os.PathLike[str], say: Say = stderr) -> Path:
     if text.lower() in REGISTRY:
         return fetch(text.lower(), say)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return _local(path, say)
     if path.is_file():
         if path.suffix == ".gguf":
@@ -215,6 +215,7 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAKE_ROOM = "Make room, or set AMK_HOME to a folder on a larger disk, and run it again; nothing is left half-written."
 
 
@@ -228,8 +229,8 @@ def _disk_errors() -> Iterator[None]:
     except Exception as e:
         text = str(e)
         code = e.errno if isinstance(e, OSError) else None
-        if code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text or "os error 28" in text:
-            raise FetchError(f"the disk of {home()} is full. {_MAKE_ROOM}") from e
+        if code in _FULL or any(f"os error {n}" in text or os.strerror(n) in text for n in _FULL):
+            raise FetchError(f"the disk of {home()} is full, or a limit of yours is reached ({text}). {_MAKE_ROOM}") from e
         if code in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise FetchError(f"the cache {home()} cannot be written ({text}). Set AMK_HOME to a folder of yours.") from e
         raise
