@@ -1,6 +1,6 @@
 (** The theorems that docs/validator.md names.  `make` fails unless each of them is closed under the global context. *)
 
-From AMK Require Semantics MustOrder Exact Events Loop OneStep Determinism.
+From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism.
 
 (* Deadlock *)
 Print Assumptions Semantics.dominance.
@@ -22,6 +22,15 @@ Print Assumptions Exact.certificate_complete.
 Print Assumptions Exact.certified_iff_must.
 Print Assumptions Exact.exact_is_greatest.
 Print Assumptions Events.overlap_iff_coenabled.
+
+(* Every number of steps, without unrolling *)
+Print Assumptions Periodic.periodic_clocks_sound.
+Print Assumptions Periodic.periodic_sound.
+Print Assumptions PeriodicComplete.exact_periodic_clocks_exist.
+Print Assumptions PeriodicComplete.periodic_complete.
+Print Assumptions PeriodicComplete.exact_is_greatest.
+Print Assumptions PeriodicComplete.greatest_is_complete.
+Print Assumptions PeriodicComplete.lowering_is_safe.
 
 (* What a race-free schedule computes *)
 Print Assumptions Determinism.every_run_reaches_the_end.
