@@ -62,7 +62,7 @@ def convert(source: Path, out: Path, say: Callable[[str], None] = lambda text: N
     tensors = {t.name: t for t in reader.tensors}
     config = _config(meta, tensors)
     names = {name: _hf_name(name, config) for name in tensors if name != ROPE_FREQS}
-    say(f"converting {source.name}: {len(names)} tensors to float32 safetensors")
+    say(f"converting {len(names)} tensors to float32 safetensors")
     _write_weights(_converted(tensors, names, config), {hf: _shape(tensors[name]) for name, hf in names.items()}, out)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     eos = config["eos_token_id"]

@@ -41,6 +41,22 @@ def test_public_llama_3_config_in_the_spelling_of_transformers_4() -> None:
     assert g == GRAPH_SHAPES["llama-3.2-1b"]
 
 
+def test_public_smollm2_config_with_its_private_fields() -> None:
+    g = graph_from_config(
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+            "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
+            "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+            "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2,
+            "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+            "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.42.3",
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "use_cache": True, "vocab_size": 49152,
+        },
+        "smollm2-135m",
+    )  # fmt: skip
+    assert g == GRAPH_SHAPES["smollm2-135m"]
+
+
 def test_both_spellings_of_rope_give_the_same_graph() -> None:
     llama3 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 64}
     old = graph(rope_scaling={"rope_type": "llama3", **llama3})

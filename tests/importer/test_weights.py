@@ -218,6 +218,26 @@ def test_overflow_of_float16_is_found_when_the_tensor_is_read(whole: Path, tmp_p
         weights.get("L0.up")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_one_bad_value_is_found_in_every_dtype_and_the_largest_finite_one_is_none(
+    dtype: str, value: float, whole: Path, tmp_path: Path
+) -> None:
+    folder = _copy(whole, tmp_path)
+    kind = getattr(_torch(), dtype)
+
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors[UP] = tensors[UP].to(kind).fill_(_torch().finfo(kind).max)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].to(kind)
+        tensors["lm_head.weight"][100, 35] = value
+
+    _rewrite(folder, edit)
+    weights = open_model(folder).weights
+    assert float(weights.get("L0.up").max()) == _torch().finfo(kind).max
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight in model\.safetensors holds a NaN or an infinity"):
+        weights.get("head")
+
+
 def test_an_old_buffer_of_frequencies_is_ignored(whole: Path, tmp_path: Path) -> None:
     folder = _copy(whole, tmp_path)
     _rewrite(folder, _set("model.layers.0.self_attn.rotary_emb.inv_freq", lambda t: t["model.norm.weight"][:5] + 1))
