@@ -1,6 +1,6 @@
 (** The theorems that docs/validator.md names.  `make` fails unless each of them is closed under the global context. *)
 
-From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism.
+From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag.
 
 (* Deadlock *)
 Print Assumptions Semantics.dominance.
@@ -31,6 +31,12 @@ Print Assumptions PeriodicComplete.periodic_complete.
 Print Assumptions PeriodicComplete.exact_is_greatest.
 Print Assumptions PeriodicComplete.greatest_is_complete.
 Print Assumptions PeriodicComplete.lowering_is_safe.
+
+(* Tagged elements *)
+Print Assumptions Tag.no_newer_tag.
+Print Assumptions Tag.not_lost.
+Print Assumptions Tag.returns_its_epoch.
+Print Assumptions Tag.tagged_progress.
 
 (* What a race-free schedule computes *)
 Print Assumptions Determinism.every_run_reaches_the_end.
