@@ -1,0 +1,220 @@
+// The schedule validator: shared types of its parts.  The rules and their meaning are in docs/schedule_ir.md.
+//
+//   validate_model.cpp     REF and COUNT; queues, producers, distinct rectangles; everything later trusts what passed here
+//   validate_live.cpp      the greedy run: LIVE, the replay order, witnesses
+//   validate_clocks.cpp    must-order as vector clocks: periodic, or written out over some steps
+//   validate_affine.cpp    ranges that move with the step and with launch variables
+//   validate_geometry.cpp  rectangles of a group of aliasing buffers -> cells
+//   validate_scan.cpp      RACE, COVER, FLOW, PROXY cell by cell
+//   validate_rules.cpp     the same rules where ranges move; TAG, RO, STOP, output coverage, reach
+//   validate.cpp           the order of things, the certificate and the Python binding
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tables.hpp"
+
+namespace amk::validate {
+
+using i32 = int32_t;
+using i64 = int64_t;
+using i128 = __int128;
+
+enum Rule { kRef, kCount, kLive, kRace, kTag, kCover, kFlow, kRo, kStop, kProxy, kRules };
+inline constexpr const char* kRuleNames[kRules] = {"REF", "COUNT", "LIVE", "RACE", "TAG", "COVER", "FLOW", "RO", "STOP", "PROXY"};
+inline constexpr i64 kMaxPerRule = 20;        // findings kept per rule; the rest are counted
+inline constexpr i64 kMaxAddress = i64{1} << 60;  // bytes; above it no arithmetic of this file is done
+
+struct Finding {
+  Rule rule = kRef;
+  std::string what;  // a short code, for example "RAW"; the Python side words it
+  bool undecided = false;
+  i64 task_a = -1, task_b = -1, step_a = 0, step_b = 0;
+  i64 buffer = -1, lo = 0, hi = 0;  // bytes inside the buffer
+  i64 counter = -1, need = 0, have = 0;
+  std::vector<i64> chain;  // LIVE: flattened (queue, position, task, counter, need, have) of the blocked heads
+};
+
+struct Report {
+  std::vector<Finding> findings;
+  std::array<i64, kRules> count{};
+  bool undecided = false;
+  void add(Finding f) {
+    undecided |= f.undecided;
+    if (count[f.rule]++ < kMaxPerRule) findings.push_back(std::move(f));
+  }
+  bool empty() const { return findings.empty(); }
+};
+
+// A range of rows or columns: [a, b), or (aff >= 0) row `aff` of Model::affine.
+struct Range {
+  i64 a = 0, b = 0;
+  i32 aff = -1;
+  bool operator==(const Range&) const = default;
+};
+struct Rect {
+  i32 buffer = -1;
+  i32 space = -1;  // the queue, for a per-queue pool
+  Range rows, cols;
+  bool operator==(const Rect&) const = default;
+  bool moves() const { return rows.aff >= 0 || cols.aff >= 0; }
+};
+
+struct Access {
+  i32 task = -1, rect = -1, flags = 0, label = -1;
+  bool write() const { return flags & kWrite; }
+  bool maybe() const { return flags & kMaybe; }
+};
+
+struct Model {
+  explicit Model(const Tables& tables) : t(tables) {}
+  const Tables& t;
+  i64 steps = 1;
+  i32 n = 0, q = 0;
+  std::vector<i32> queue_of, pos_of, len;        // per task, per task, per queue
+  std::vector<i64> total;                        // N_c
+  std::vector<i64> prod_off;                     // producers of each counter
+  std::vector<i32> prod_task;
+  std::vector<i64> prod_amount;
+  std::vector<AffineRow> affine;                 // normalised and distinct
+  std::vector<Rect> rects;                       // distinct
+  std::vector<Access> acc;                       // non-empty accesses, by task; reads of a task before its writes
+  std::vector<i64> acc_off;                      // per task
+  std::vector<i32> init;                         // rects
+  std::vector<i32> group_of;                     // per buffer: aliasing buffers share a group
+  std::vector<char> readonly_;                   // per buffer
+  std::vector<char> has_task;                    // unused queues have none
+
+  bool load(Report&);  // REF and COUNT; false: stop here
+  i64 pitch(i32 buffer) const { return t.buffers[buffer].cols * (t.buffers[buffer].bits / 4); }  // nibbles
+  i64 unit(i32 buffer) const { return t.buffers[buffer].bits / 4; }                               // nibbles
+  bool step_lifetime(i32 buffer) const { return t.buffers[buffer].lifetime == kStep && !readonly_[buffer]; }
+  std::pair<i64, i64> bounds(const Range& r) const;  // over all steps and values
+
+ private:
+  bool references(Report&);
+  bool counts(Report&);
+  void accesses(Report&);
+  std::optional<Range> range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem);
+  std::map<std::array<i64, 7>, i32> affine_index_;
+  friend struct ModelBuilder;
+};
+
+// ---- live
+struct Run {
+  std::vector<i32> order;      // tasks of one step in the order they ran
+  std::vector<i32> index;      // per task: position in `order`, -1: never ran
+  std::vector<i32> head;       // per queue: tasks completed
+  std::vector<i64> count;      // per counter
+  bool complete = false;
+};
+struct TagWaits {              // reader task -> virtual counters; a virtual counter is complete when all its writers ran
+  std::vector<std::vector<i32>> of_task, signalled_by;
+  std::vector<i32> need;
+};
+TagWaits tag_waits(const Model&);
+Run greedy(const Model&, const TagWaits&);
+void deadlock(const Model&, const TagWaits&, const Run&, Report&);
+// Runs everything except a (step ia) and b (step ib); true when both are enabled in the end.
+bool withheld(const Model&, i32 a, i64 ia, i32 b, i64 ib, std::vector<i64>& completed, std::vector<i64>& count);
+
+// ---- clocks
+struct Clocks {
+  i64 unroll = 0;  // 0: periodic
+  i32 n = 0, q = 0;
+  std::vector<i32> value;   // [rows, q]
+  std::vector<i64> row;     // per instance: offset into value
+  bool clipped = false;     // some column gave up: what is unordered there is undecided
+  const Model* m = nullptr;
+  // a of step i is certainly complete when b of step j starts (i <= j; the caller knows that b does not come first)
+  bool ordered(i32 a, i64 i, i32 b, i64 j) const {
+    const i32 qa = m->queue_of[a], qb = m->queue_of[b];
+    if (qa == qb) return i < j || (i == j && m->pos_of[a] <= m->pos_of[b]);
+    if (unroll) return value[row[j * n + b] + qa] >= i * m->len[qa] + m->pos_of[a] + 1;
+    return i64{value[row[b] + qa]} + (j - i) * m->len[qa] >= m->pos_of[a] + 1;
+  }
+  // least k >= 0 with a(i - k) ordered before b(i) for every i, or -1
+  i64 lag(i32 a, i32 b) const;
+};
+inline constexpr i32 kNever = -(1 << 30);  // minus infinity
+Clocks periodic_clocks(const Model&, const Run&);
+Clocks unrolled_clocks(const Model&, const Run&, i64 steps);
+i64 affordable_steps(const Model&);
+
+// ---- moving ranges
+struct Meet {
+  bool any = false;    // some step and some values overlap
+  bool exact = true;   // `k` is the least distance; otherwise it is a safe lower bound
+  i64 k = 0, i = 0;    // x of step i meets y of step i + k
+};
+// The least k >= k_min such that x(i) and y(i + k) overlap for some i and values of the variables (same buffer).
+Meet meet(const Model&, const Rect& x, const Rect& y, i64 k_min);
+std::pair<i64, i64> range_at(const Model&, const Range&, i64 step, const std::vector<i64>& values);
+
+// ---- geometry
+struct Box {
+  i64 r0, r1, c0, c1;
+  i32 id;  // whatever the caller numbers
+};
+struct Cell {
+  i64 lo, hi;            // nibbles in the pool: the first piece
+  std::vector<i32> ids;  // ascending
+};
+struct Shape {           // a concrete rectangle in elements of its buffer
+  i32 buffer;
+  i64 r0, r1, c0, c1;
+  i32 id;
+};
+// Cells of the given concrete rectangles (of one group); false: over budget.  outward: round to bytes.
+bool cells(const Model&, const std::vector<Shape>&, bool outward, std::vector<Cell>&);
+
+// ---- rules
+struct Item {
+  i32 acc;
+  i32 step;
+};
+struct Group {
+  i32 space = -1;
+  std::vector<i32> buffers, rects, init;  // init: rects too
+  bool moves = false, writes = false, tagged = false;
+};
+struct Checker {
+  const Model& m;
+  const Run& run;
+  const Clocks& clocks;
+  Report& out;
+  i64 horizon;                               // steps that are certainly run: 1 where LIVE failed
+  std::vector<std::vector<i32>> acc_of;      // per rect, in replay order
+  std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges
+  std::vector<Group> groups;
+  bool need_flow = false;
+
+  Checker(const Model&, const Run&, const Clocks&, Report&, i64 horizon);
+  void all();
+
+  void group_static(const Group&);
+  struct ScanOptions {
+    bool race = true, data = true, second_pass = false, initial = false;
+    const std::vector<char>* skip_data = nullptr;  // per access
+  };
+  void scan(const std::vector<Item>&, const Cell&, const ScanOptions&);
+  void group_moving(const Group&);
+  void concrete(const Group&, const std::vector<char>& wanted);
+  bool covered(const Group&, i32 access, bool& flow_ok);
+  void tagged(const Group&);
+  void readonly();
+  void stop();
+  void outputs();
+  void reach();
+  i64 key(i32 acc) const { return (i64{run.index[m.acc[acc].task]} << 1 | (m.acc[acc].write() ? 1 : 0)); }
+  void race(i32 a, i64 ia, i32 b, i64 ib, i64 lo, i64 hi, bool undecided = false);
+  void data(Rule, const char* what, i32 acc, i64 step, i32 other, i64 other_step, i64 lo, i64 hi, bool undecided = false);
+};
+
+}  // namespace amk::validate

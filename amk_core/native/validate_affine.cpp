@@ -1,0 +1,156 @@
+// Ranges that move with the step and with launch variables: where do two of them meet?
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "validate.hpp"
+
+namespace amk::validate {
+namespace {
+
+constexpr i64 kDistances = 1 << 16;      // step distances tried one by one
+constexpr i64 kEnumeration = 1 << 21;    // points of an enumeration (moduli)
+
+struct Constraint {  // c + ci * i + ck * k >= 1
+  i128 c, ci, ck;
+};
+
+AffineRow form(const Model& m, const Range& r) {
+  if (r.aff >= 0) return m.affine[r.aff];
+  return {r.a, -1, 0, 0, r.b - r.a, -1, 0};
+}
+
+void variables_of(const AffineRow& r, std::vector<i64>& out) {
+  for (i64 v : {r.var, r.length_var})
+    if (v >= 0 && std::find(out.begin(), out.end(), v) == out.end()) out.push_back(v);
+}
+
+// Overlap of x(i) and y(i + k) in one dimension as linear constraints, each variable at its best value.
+bool linear(const Model& m, const AffineRow& x, const AffineRow& y, std::vector<Constraint>& out) {
+  Constraint a{i128(x.length) + x.add - y.add, i128(x.length_stride) + x.stride - y.stride, -i128(y.stride)};
+  Constraint b{i128(y.length) + y.add - x.add, i128(y.length_stride) + y.stride - x.stride, i128(y.length_stride) + y.stride};
+  Constraint lx{x.length, x.length_stride, 0}, ly{y.length, y.length_stride, y.length_stride};
+  bool exact = true;
+  std::vector<i64> vars;
+  variables_of(x, vars), variables_of(y, vars);
+  for (i64 v : vars) {
+    const int in_a = (x.var == v) + (x.length_var == v) - (y.var == v), in_b = (y.var == v) + (y.length_var == v) - (x.var == v);
+    const i128 lo = m.t.variables[v].min, hi = m.t.variables[v].max;
+    auto best = [&](int coef) { return coef > 0 ? coef * hi : coef * lo; };
+    a.c += best(in_a), b.c += best(in_b);
+    if (x.length_var == v) lx.c += hi;
+    if (y.length_var == v) ly.c += hi;
+    // opposite signs: a pure shift in unit steps is still exact
+    if (in_a * in_b < 0 && (x.length_var == v || y.length_var == v || in_a + in_b != 0)) exact = false;
+  }
+  out.insert(out.end(), {a, b, lx, ly});
+  return exact;
+}
+
+struct Steps {
+  i64 lo, hi;
+};
+
+i128 floor_div(i128 a, i128 b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }
+
+// The steps i for which all constraints hold at distance k.
+Steps feasible(const std::vector<Constraint>& cs, i64 k, i64 last) {
+  i128 lo = 0, hi = last - k;
+  for (const auto& c : cs) {
+    const i128 rest = c.c + c.ck * k - 1;  // rest + ci * i >= 0
+    if (c.ci == 0) {
+      if (rest < 0) return {1, 0};
+    } else if (c.ci > 0)
+      lo = std::max(lo, -floor_div(rest, c.ci));
+    else
+      hi = std::min(hi, floor_div(rest, -c.ci));
+  }
+  if (lo > hi) return {1, 0};
+  return {i64(lo), i64(hi)};
+}
+
+}  // namespace
+
+std::pair<i64, i64> range_at(const Model& m, const Range& r, i64 step, const std::vector<i64>& values) {
+  if (r.aff < 0) return {r.a, r.b};
+  const AffineRow& f = m.affine[r.aff];
+  i128 start = i128(f.add) + i128(f.stride) * step + (f.var >= 0 ? values[f.var] : 0);
+  if (f.mod) {
+    start %= f.mod;
+    if (start < 0) start += f.mod;
+  }
+  const i128 length = i128(f.length) + i128(f.length_stride) * step + (f.length_var >= 0 ? values[f.length_var] : 0);
+  return {i64(start), i64(start + std::max<i128>(0, length))};
+}
+
+Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
+  const i64 last = m.steps - 1;
+  if (k_min > last) return {};
+  const auto disjoint = [](std::pair<i64, i64> a, std::pair<i64, i64> b) { return a.first >= b.second || b.first >= a.second; };
+  if (disjoint(m.bounds(x.rows), m.bounds(y.rows)) || disjoint(m.bounds(x.cols), m.bounds(y.cols))) return {};
+  if (!x.moves() && !y.moves()) return {true, true, k_min, 0};
+  const AffineRow f[4] = {form(m, x.rows), form(m, y.rows), form(m, x.cols), form(m, y.cols)};
+  bool modular = false;
+  for (const auto& r : f) modular |= r.mod != 0;
+  if (!modular) {
+    std::vector<Constraint> cs;
+    std::vector<i64> row_vars, col_vars;
+    bool exact = linear(m, f[0], f[1], cs);
+    exact &= linear(m, f[2], f[3], cs);
+    variables_of(f[0], row_vars), variables_of(f[1], row_vars), variables_of(f[2], col_vars), variables_of(f[3], col_vars);
+    for (i64 v : row_vars) exact &= std::find(col_vars.begin(), col_vars.end(), v) == col_vars.end();
+    for (const auto& c : cs) {  // cannot hold anywhere in the box
+      const i128 most = c.c + std::max<i128>(0, c.ci * last) + std::max(c.ck * k_min, c.ck * last);
+      if (most < 1) return {};
+    }
+    for (i64 k = k_min; k <= last && k < k_min + kDistances; ++k) {
+      const Steps s = feasible(cs, k, last);
+      if (s.lo <= s.hi) return {true, exact, k, s.lo};
+    }
+    if (last < k_min + kDistances) return {};
+    return {true, false, k_min, 0};
+  }
+  // Moduli: enumerate steps, distances and values; everything repeats after the common period.
+  i128 period = 1;
+  for (const auto& r : f) {
+    i128 p = 1;
+    if (r.length_stride || (r.stride && !r.mod))
+      p = m.steps;
+    else if (r.mod && r.stride)
+      p = r.mod / std::gcd(r.stride, r.mod);
+    period = std::min<i128>(m.steps, period / std::gcd(i64(period), i64(p)) * p);
+  }
+  std::vector<i64> vars, width;
+  for (const auto& r : f) variables_of(r, vars);
+  i128 points = period * std::min<i128>(period, m.steps);
+  for (i64 v : vars) {
+    i64 w = m.t.variables[v].max - m.t.variables[v].min + 1;
+    bool only_modular = true;  // then values repeat after the modulus
+    i64 mod = 1;
+    for (const auto& r : f) {
+      only_modular &= r.length_var != v && (r.var != v || r.mod != 0);
+      if (r.var == v && r.mod) mod = mod / std::gcd(mod, r.mod) > kEnumeration ? kEnumeration : std::lcm(mod, r.mod);
+    }
+    if (only_modular) w = std::min(w, mod);
+    width.push_back(w);
+    points = std::min<i128>(points * w, i128(1) << 100);
+  }
+  if (points > kEnumeration) return {true, false, k_min, 0};
+  std::vector<i64> values(m.t.variables.size(), 0);
+  for (i64 k = k_min; k <= last && k < k_min + i64(period); ++k)
+    for (i64 i = 0; i + k <= last && i < i64(period); ++i) {
+      std::vector<i64> at(vars.size(), 0);
+      while (true) {
+        for (size_t v = 0; v < vars.size(); ++v) values[vars[v]] = m.t.variables[vars[v]].min + at[v];
+        if (!disjoint(range_at(m, x.rows, i, values), range_at(m, y.rows, i + k, values)) &&
+            !disjoint(range_at(m, x.cols, i, values), range_at(m, y.cols, i + k, values)))
+          return {true, true, k, i};
+        size_t v = 0;
+        while (v < vars.size() && ++at[v] == width[v]) at[v++] = 0;
+        if (v == vars.size()) break;
+      }
+    }
+  return {};
+}
+
+}  // namespace amk::validate

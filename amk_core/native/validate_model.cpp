@@ -1,0 +1,291 @@
+// REF and COUNT: what the numbers refer to.  Arithmetic here is checked or 128 bits wide; later parts rely on the bounds found here.
+#include <algorithm>
+#include <numeric>
+
+#include "validate.hpp"
+
+namespace amk::validate {
+namespace {
+
+constexpr i64 kResidueBudget = 1 << 20;
+
+i64 floor_mod(i128 x, i64 m) {
+  i64 r = i64(x % m);
+  return r < 0 ? r + m : r;
+}
+
+Finding ref(const char* what, i64 task = -1, i64 buffer = -1, i64 seen = 0, i64 limit = 0) {
+  Finding f;
+  f.rule = kRef, f.what = what, f.task_a = task, f.buffer = buffer, f.have = seen, f.need = limit;
+  return f;
+}
+
+}  // namespace
+
+bool Model::references(Report& out) {
+  auto add = [&](Finding f) { out.add(std::move(f)); };
+  if (t.steps < 1 || t.steps >= (i64{1} << 31)) add(ref("steps", -1, -1, t.steps));
+  if (t.n_tasks >= (i64{1} << 30) || t.n_queues >= (i64{1} << 24)) {
+    add(ref("size"));
+    return false;
+  }
+  steps = t.steps, n = i32(t.n_tasks), q = i32(t.n_queues);
+  for (i64 p = 0; p < i64(t.pools.size()); ++p)
+    if (t.pools[p].bytes < -1) add(ref("pool", -1, -1, p));
+  for (i64 v = 0; v < i64(t.variables.size()); ++v)
+    if (t.variables[v].min > t.variables[v].max || t.variables[v].min < -kMaxAddress || t.variables[v].max > kMaxAddress)
+      add(ref("variable", -1, -1, v));
+
+  const i64 nb = i64(t.buffers.size());
+  readonly_.assign(nb, 0);
+  for (i64 b = 0; b < nb; ++b) {
+    const BufferRow& r = t.buffers[b];
+    readonly_[b] = r.kind == kWeight || r.kind == kTable || r.kind == kInput;
+    if (r.bits < 4 || r.bits > 64 || r.bits % 4 || r.rows < 1 || r.cols < 1 || i128(r.rows) * r.cols > (i64{1} << 50) || r.kind < 0 ||
+        r.kind > kToken || r.lifetime < 0 || r.lifetime > kHost)
+      add(ref("shape", -1, b));
+    else if (r.pool < 0 || r.pool >= i64(t.pools.size()))
+      add(ref("buffer pool", -1, b));
+    else {
+      const i128 end = i128(r.offset) + (i128(r.rows) * r.cols * r.bits + 7) / 8;
+      const i64 size = t.pools[r.pool].bytes;
+      if (r.offset < 0 || end > kMaxAddress || (size >= 0 && end > size))
+        add(ref("buffer range", -1, b, end > kMaxAddress ? kMaxAddress : i64(end), size));
+    }
+  }
+
+  queue_of.assign(n, -1), pos_of.assign(n, -1), len.assign(q, 0);
+  for (i32 k = 0; k < q; ++k) {
+    len[k] = i32(t.queue_off[k + 1] - t.queue_off[k]);
+    for (i32 j = 0; j < len[k]; ++j) {
+      const i64 id = t.queue_task[t.queue_off[k] + j];
+      if (id < 0 || id >= n)
+        add(ref("queue entry", -1, -1, id, k));
+      else if (queue_of[id] >= 0)
+        add(ref("queued twice", id, -1, k, queue_of[id]));
+      else
+        queue_of[id] = k, pos_of[id] = j;
+    }
+  }
+  const i64 nc = i64(t.counters.size());
+  for (i32 b = 0; b < n; ++b) {
+    if (queue_of[b] < 0) add(ref("not queued", b));
+    for (i64 w = t.wait_off[b]; w < t.wait_off[b + 1]; ++w) {
+      if (t.wait_counter[w] < 0 || t.wait_counter[w] >= nc) add(ref("wait counter", b, -1, t.wait_counter[w]));
+      if (t.wait_e[w] != 0 && t.wait_e[w] != -1) add(ref("wait epoch", b, -1, t.wait_e[w]));
+    }
+    for (i64 s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s)
+      if (t.sig_counter[s] < 0 || t.sig_counter[s] >= nc) add(ref("signal counter", b, -1, t.sig_counter[s]));
+    for (i64 a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a)
+      if (t.acc_buffer[a] < 0 || t.acc_buffer[a] >= nb) add(ref("access buffer", b, -1, t.acc_buffer[a]));
+    if (t.task_op[b] < 0 || t.task_op[b] > 255) add(ref("op", b, -1, t.task_op[b]));
+  }
+  for (size_t i = 0; i < t.init_buffer.size(); ++i)
+    if (t.init_buffer[i] < 0 || t.init_buffer[i] >= nb) add(ref("initial buffer", -1, -1, t.init_buffer[i], i64(i)));
+  if (t.stop_buffer != -1 || t.stop_task != -1)
+    if (t.stop_buffer < 0 || t.stop_buffer >= nb || t.stop_task < 0 || t.stop_task >= n)
+      add(ref("stop", t.stop_task, -1, t.stop_buffer));
+  return out.empty();
+}
+
+bool Model::counts(Report& out) {
+  const i64 nc = i64(t.counters.size());
+  auto add = [&](const char* what, i64 task, i64 counter, i64 have, i64 need) {
+    Finding f;
+    f.rule = kCount, f.what = what, f.task_a = task, f.counter = counter, f.have = have, f.need = need;
+    out.add(std::move(f));
+  };
+  std::vector<i128> sum(nc, 0);
+  prod_off.assign(nc + 1, 0);
+  for (size_t s = 0; s < t.sig_counter.size(); ++s) sum[t.sig_counter[s]] += t.sig_amount[s], ++prod_off[t.sig_counter[s] + 1];
+  for (i32 b = 0; b < n; ++b)
+    for (i64 s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s)
+      if (t.sig_amount[s] < 1) add("amount", b, t.sig_counter[s], t.sig_amount[s], 1);
+  total.assign(t.counters.begin(), t.counters.end());
+  for (i64 c = 0; c < nc; ++c) {
+    const i128 limit = i128(1) << 62;
+    if (sum[c] != total[c]) add("per_step", -1, c, i64(std::clamp(sum[c], -limit, limit)), total[c]);
+    if (i128(total[c]) * steps > (i128(1) << 31) - 1) add("wrap", -1, c, total[c], steps);
+  }
+  for (i32 b = 0; b < n; ++b)
+    for (i64 w = t.wait_off[b]; w < t.wait_off[b + 1]; ++w)
+      if (t.wait_t[w] < 1 || t.wait_t[w] > total[t.wait_counter[w]]) add("threshold", b, t.wait_counter[w], t.wait_t[w], total[t.wait_counter[w]]);
+  if (!out.empty()) return false;
+  std::partial_sum(prod_off.begin(), prod_off.end(), prod_off.begin());
+  prod_task.resize(t.sig_counter.size()), prod_amount.resize(t.sig_counter.size());
+  auto at = prod_off;
+  for (i32 b = 0; b < n; ++b)
+    for (i64 s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s) {
+      const i64 k = at[t.sig_counter[s]]++;
+      prod_task[k] = b, prod_amount[k] = t.sig_amount[s];
+    }
+  return true;
+}
+
+// Normalise one range and check it against [0, limit) for every step and every value of the variables.
+std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem) {
+  if (aff < 0) {
+    if (a < 0 || b < a || b > limit) return problem = "range", std::nullopt;
+    return Range{a, b, -1};
+  }
+  if (aff >= i32(t.affine.size())) return problem = "affine", std::nullopt;
+  AffineRow r = t.affine[aff];
+  const i64 nv = i64(t.variables.size());
+  if (r.var >= nv || r.length_var >= nv || r.mod < 0) return problem = "affine", std::nullopt;
+  if (r.var < 0) r.var = -1;
+  if (r.length_var < 0) r.length_var = -1;
+  if (steps == 1) r.stride = r.length_stride = 0;
+  auto small = [](i64 x) { return x >= -kMaxAddress && x <= kMaxAddress; };
+  if (r.var >= 0 && t.variables[r.var].min == t.variables[r.var].max) {
+    if (!small(r.add)) return problem = "range", std::nullopt;
+    r.add += t.variables[r.var].min, r.var = -1;
+  }
+  if (r.length_var >= 0 && t.variables[r.length_var].min == t.variables[r.length_var].max) {
+    if (!small(r.length)) return problem = "range", std::nullopt;
+    r.length += t.variables[r.length_var].min, r.length_var = -1;
+  }
+  const i128 last = steps - 1;
+  auto span = [&](i128 c, i128 slope, i64 var) {
+    i128 lo = c + std::min<i128>(0, slope * last), hi = c + std::max<i128>(0, slope * last);
+    if (var >= 0) lo += t.variables[var].min, hi += t.variables[var].max;
+    return std::pair{lo, hi};
+  };
+  const auto [len_lo, len_hi] = span(r.length, r.length_stride, r.length_var);
+  if (len_lo < 0 || len_hi > limit) return problem = "range", std::nullopt;
+  if (r.mod > 0) {
+    r.add = floor_mod(r.add, r.mod), r.stride = floor_mod(r.stride, r.mod);
+    const i64 width = r.var >= 0 ? t.variables[r.var].max - t.variables[r.var].min + 1 : 1;
+    const i64 first = r.var >= 0 ? t.variables[r.var].min : 0;
+    const i64 g = r.stride ? std::gcd(r.stride, r.mod) : r.mod;
+    const bool all_steps = steps >= r.mod / g;
+    i64 top = r.mod - 1;
+    if (all_steps ? width < g && width <= kResidueBudget : i128(width) * steps <= kResidueBudget) {
+      top = 0;
+      for (i64 v = 0; v < width; ++v) {
+        const i64 base = floor_mod(i128(r.add) + first + v, r.mod);
+        if (all_steps)
+          top = std::max(top, r.mod - g + base % g);
+        else
+          for (i64 i = 0; i < steps; ++i) top = std::max(top, floor_mod(i128(base) + i128(r.stride) * i, r.mod));
+      }
+    }
+    if (i128(top) + len_hi > limit) return problem = "range", std::nullopt;
+  } else {
+    const auto [lo, hi] = span(r.add, r.stride, r.var);
+    if (lo < 0 || hi > limit) return problem = "range", std::nullopt;
+    // the end is a linear form too; a variable that is both start and length counts twice
+    i128 end = i128(r.add) + r.length + std::max<i128>(0, (i128(r.stride) + r.length_stride) * last);
+    if (r.var >= 0) end += t.variables[r.var].max;
+    if (r.length_var >= 0) end += t.variables[r.length_var].max;
+    if (end > limit) return problem = "range", std::nullopt;
+  }
+  if (r.var < 0 && r.length_var < 0 && r.stride == 0 && r.length_stride == 0) {
+    const i64 s = r.mod ? floor_mod(r.add, r.mod) : r.add;
+    return Range{s, s + r.length, -1};
+  }
+  const std::array<i64, 7> key{r.add, r.var, r.stride, r.mod, r.length, r.length_var, r.length_stride};
+  const auto [it, fresh] = affine_index_.try_emplace(key, i32(affine.size()));
+  if (fresh) affine.push_back(r);
+  return Range{0, 0, it->second};
+}
+
+std::pair<i64, i64> Model::bounds(const Range& r) const {
+  if (r.aff < 0) return {r.a, r.b};
+  const AffineRow& f = affine[r.aff];
+  const i64 last = steps - 1;
+  auto lo = [&](i64 v) { return v < 0 ? 0 : t.variables[v].min; };
+  auto hi = [&](i64 v) { return v < 0 ? 0 : t.variables[v].max; };
+  const i64 longest = f.length + hi(f.length_var) + std::max<i64>(0, f.length_stride * last);
+  if (f.mod) return {0, f.mod - 1 + longest};
+  const i64 start = f.add + lo(f.var) + std::min<i64>(0, f.stride * last);
+  const i64 end = f.add + hi(f.var) + f.length + hi(f.length_var) + std::max<i64>(0, (f.stride + f.length_stride) * last);
+  return {start, end};
+}
+
+namespace {
+struct RectHash {
+  size_t operator()(const Rect& r) const {
+    uint64_t h = 1469598103934665603ull;
+    for (i64 x : {i64(r.buffer), i64(r.space), r.rows.a, r.rows.b, i64(r.rows.aff), r.cols.a, r.cols.b, i64(r.cols.aff)}) {
+      h = (h ^ uint64_t(x)) * 0x9E3779B97F4A7C15ull;
+      h ^= h >> 29;
+    }
+    return h;
+  }
+};
+}  // namespace
+
+void Model::accesses(Report& out) {
+  std::unordered_map<Rect, i32, RectHash> index;
+  index.reserve(t.acc_buffer.size());
+  auto rect = [&](i32 buffer, i32 space, const Range& rows, const Range& cols) {
+    const Rect r{buffer, space, rows, cols};
+    const auto [it, fresh] = index.try_emplace(r, i32(rects.size()));
+    if (fresh) rects.push_back(r);
+    return it->second;
+  };
+  auto empty = [](const Range& r) { return r.aff < 0 && r.a == r.b; };
+  const char* problem = nullptr;
+  acc_off.assign(1, 0);
+  for (i32 b = 0; b < n; ++b) {
+    for (i32 writes = 0; writes < 2; ++writes)
+      for (i64 a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {
+        if ((t.acc_flags[a] & kWrite) != writes) continue;
+        const BufferRow& buf = t.buffers[t.acc_buffer[a]];
+        const auto rows = range(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a], buf.rows, problem);
+        const auto cols = range(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a], buf.cols, problem);
+        if (!rows || !cols) {
+          out.add(ref(problem, b, t.acc_buffer[a], writes, rows ? 1 : 0));
+          continue;
+        }
+        if (empty(*rows) || empty(*cols)) continue;
+        const i32 space = t.pools[buf.pool].per_queue ? queue_of[b] : -1;
+        acc.push_back({b, rect(t.acc_buffer[a], space, *rows, *cols), t.acc_flags[a], t.acc_label[a]});
+      }
+    acc_off.push_back(i64(acc.size()));
+  }
+  for (size_t i = 0; i < t.init_buffer.size(); ++i) {
+    const BufferRow& buf = t.buffers[t.init_buffer[i]];
+    const i64 all_steps = steps;
+    steps = 1;  // data before step 0: the step of an initial range is 0
+    const auto rows = range(t.init_r0[i], t.init_r1[i], t.init_raff[i], buf.rows, problem);
+    const auto cols = range(t.init_c0[i], t.init_c1[i], t.init_caff[i], buf.cols, problem);
+    steps = all_steps;
+    if (!rows || !cols)
+      out.add(ref(problem, -1, t.init_buffer[i], 2, i64(i)));
+    else if (!empty(*rows) && !empty(*cols)) {
+      if (t.pools[buf.pool].per_queue)
+        for (i32 k = 0; k < q; ++k) init.push_back(rect(t.init_buffer[i], k, *rows, *cols));
+      else
+        init.push_back(rect(t.init_buffer[i], -1, *rows, *cols));
+    }
+  }
+}
+
+bool Model::load(Report& out) {
+  if (!references(out)) return false;
+  accesses(out);
+  if (!out.empty()) return false;
+  if (!counts(out)) return false;
+  // Buffers whose bytes overlap, directly or through others, share a group.
+  const i32 nb = i32(t.buffers.size());
+  std::vector<i32> order(nb);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](i32 x, i32 y) {
+    const auto &a = t.buffers[x], &b = t.buffers[y];
+    return std::tie(a.pool, a.offset, x) < std::tie(b.pool, b.offset, y);
+  });
+  group_of.assign(nb, -1);
+  i64 pool = -1, end = 0;
+  i32 g = -1;
+  for (i32 b : order) {
+    const auto& r = t.buffers[b];
+    if (r.pool != pool || r.offset >= end) ++g, end = 0;
+    pool = r.pool;
+    end = std::max(end, r.offset + (r.rows * r.cols * (r.bits / 4) + 1) / 2);
+    group_of[b] = g;
+  }
+  return true;
+}
+
+}  // namespace amk::validate

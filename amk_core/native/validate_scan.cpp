@@ -1,0 +1,220 @@
+// One cell of memory: its accesses in replay order, checked against the clocks.
+//
+// The replay order is a linear extension of must-order, so of two conflicting accesses only one order is possible, and since must-order
+// is transitive it is enough to compare a read with the last write and a write with the reads since (or with the last write).
+#include <algorithm>
+
+#include "validate.hpp"
+
+namespace amk::validate {
+
+Checker::Checker(const Model& model, const Run& r, const Clocks& c, Report& report, i64 steps)
+    : m(model), run(r), clocks(c), out(report), horizon(steps) {
+  acc_of.resize(m.rects.size());
+  for (i32 b : run.order)
+    for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) acc_of[m.acc[a].rect].push_back(i32(a));
+  for (i32 b = 0; b < m.n; ++b) need_flow |= m.t.task_op[b] != 0;
+  std::map<std::pair<i32, i32>, i32> index;
+  auto group = [&](i32 buffer, i32 space) -> Group& {
+    const auto [it, fresh] = index.try_emplace({m.group_of[buffer], space}, i32(groups.size()));
+    if (fresh) groups.push_back({}), groups.back().space = space;
+    return groups[it->second];
+  };
+  for (i32 x = 0; x < i32(m.rects.size()); ++x) {
+    const Rect& rect = m.rects[x];
+    Group& g = group(rect.buffer, rect.space);
+    g.rects.push_back(x);
+    g.moves |= rect.moves();
+    g.tagged |= m.t.buffers[rect.buffer].tagged != 0;
+    for (i32 a : acc_of[x]) g.writes |= m.acc[a].write();
+  }
+  for (i32 x : m.init) group(m.rects[x].buffer, m.rects[x].space).init.push_back(x);
+}
+
+void Checker::race(i32 a, i64 ia, i32 b, i64 ib, i64 lo, i64 hi, bool undecided) {
+  const Access &x = m.acc[a], &y = m.acc[b];
+  Finding f;
+  f.rule = kRace, f.what = x.write() ? (y.write() ? "WAW" : "RAW") : "WAR", f.undecided = undecided;
+  f.task_a = x.task, f.task_b = y.task, f.step_a = ia, f.step_b = ib;
+  f.buffer = m.rects[y.rect].buffer;
+  const i64 base = m.t.buffers[f.buffer].offset;
+  f.lo = lo / 2 - base, f.hi = (hi + 1) / 2 - base;
+  out.add(std::move(f));
+}
+
+void Checker::data(Rule rule, const char* what, i32 acc, i64 step, i32 other, i64 other_step, i64 lo, i64 hi, bool undecided) {
+  Finding f;
+  f.rule = rule, f.what = what, f.undecided = undecided;
+  f.task_a = m.acc[acc].task, f.step_a = step;
+  if (other >= 0) f.task_b = m.acc[other].task, f.step_b = other_step;
+  f.buffer = m.rects[m.acc[acc].rect].buffer;
+  const i64 base = m.t.buffers[f.buffer].offset;
+  f.lo = lo / 2 - base, f.hi = (hi + 1) / 2 - base;
+  out.add(std::move(f));
+}
+
+void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanOptions& o) {
+  std::vector<Item> writers, reads;
+  auto ordered = [&](const Item& a, const Item& b) {
+    return clocks.ordered(m.acc[a.acc].task, a.step, m.acc[b.acc].task, b.step);
+  };
+  auto eligible = [&](const Item& w, const Item& r) {  // bytes of a step buffer do not survive the step
+    return w.step == r.step || (!m.step_lifetime(m.rects[m.acc[w.acc].rect].buffer) && !m.step_lifetime(m.rects[m.acc[r.acc].rect].buffer));
+  };
+  const int passes = o.second_pass ? 2 : 1;
+  for (int pass = 0; pass < passes; ++pass)
+    for (const Item& raw : items) {
+      const Item it{raw.acc, raw.step + pass};
+      const Access& a = m.acc[it.acc];
+      if (a.write()) {
+        if (o.race) {
+          for (const Item& r : reads)
+            if (!ordered(r, it)) {
+              race(r.acc, r.step, it.acc, it.step, cell.lo, cell.hi);
+              break;
+            }
+          if (reads.empty() && !writers.empty() && !ordered(writers.back(), it))
+            race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
+        }
+        writers.push_back(it);
+        reads.clear();
+        if (pass == 1 && !a.maybe()) return;
+        continue;
+      }
+      if (o.race && !writers.empty() && !ordered(writers.back(), it)) race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
+      reads.push_back(it);
+      if (!o.data || (o.skip_data && (*o.skip_data)[it.acc])) continue;
+      const i32 buffer = m.rects[a.rect].buffer;
+      const bool step_buffer = m.step_lifetime(buffer);
+      const bool initial_counts = o.initial && (it.step == 0 || !step_buffer) && !(o.second_pass && step_buffer);
+      if (!a.maybe() && pass == 0) {
+        bool ok = initial_counts;
+        for (size_t k = writers.size(); !ok && k-- > 0;)
+          ok = !m.acc[writers[k].acc].maybe() && eligible(writers[k], it) && ordered(writers[k], it);
+        // a race on the bytes is reported as such; here only what no order could repair
+        if (!ok) data(kCover, o.initial ? "poison" : "read", it.acc, o.initial && step_buffer ? std::max<i64>(it.step, 1) : it.step, -1, 0, cell.lo, cell.hi);
+      }
+      const bool async = (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
+      if (a.label < 0 && !async && !need_flow) continue;
+      if (pass == 1 && step_buffer) continue;
+      bool found = false;
+      for (size_t k = writers.size(); k-- > 0;) {
+        const Item& w = writers[k];
+        const Access& wa = m.acc[w.acc];
+        if (!eligible(w, it)) {
+          if (step_buffer) break;
+          continue;
+        }
+        if (!ordered(w, it)) continue;
+        if (need_flow) flow.push_back({wa.task, a.task});
+        if (async && !(wa.flags & kAsync)) data(kProxy, "fence", it.acc, it.step, w.acc, w.step, cell.lo, cell.hi);
+        if (a.label >= 0 && (wa.label != a.label || m.rects[wa.rect].buffer != buffer)) {
+          data(kFlow, m.rects[wa.rect].buffer != buffer ? "alias" : "value", it.acc, it.step, w.acc, w.step, cell.lo, cell.hi);
+          found = true;
+          break;
+        }
+        if (!wa.maybe() || a.maybe()) {
+          found = true;
+          break;
+        }
+      }
+      if (!found && a.label >= 0 && a.maybe() && pass == 0 && !initial_counts) data(kFlow, "nothing", it.acc, it.step, -1, 0, cell.lo, cell.hi);
+    }
+}
+
+namespace {
+bool contains(const Rect& outer, const Rect& inner) {
+  return outer.buffer == inner.buffer && outer.space == inner.space && !outer.moves() && !inner.moves() && outer.rows.a <= inner.rows.a &&
+         outer.rows.b >= inner.rows.b && outer.cols.a <= inner.cols.a && outer.cols.b >= inner.cols.b;
+}
+}  // namespace
+
+// Everything about the accesses of a group that do not move.
+void Checker::group_static(const Group& g) {
+  std::vector<char> skip;  // accesses whose data is decided elsewhere: something that moves may reach them
+  bool sub_byte = false;
+  std::vector<i32> rects;
+  for (i32 x : g.rects)
+    if (!m.rects[x].moves() && !m.t.buffers[m.rects[x].buffer].tagged && !acc_of[x].empty()) rects.push_back(x);
+  if (rects.empty()) return;
+  if (g.moves) {
+    skip.assign(m.acc.size(), 0);
+    for (i32 x : rects)
+      for (i32 y : g.rects)
+        if (m.rects[y].moves()) {
+          bool relevant = std::find(g.init.begin(), g.init.end(), y) != g.init.end();
+          for (i32 a : acc_of[y]) relevant |= m.acc[a].write();
+          if (!relevant) continue;
+          const bool same = m.rects[x].buffer == m.rects[y].buffer;
+          if (!same || meet(m, m.rects[x], m.rects[y], 0).any || meet(m, m.rects[y], m.rects[x], 0).any)
+            for (i32 a : acc_of[x]) skip[a] = 1;
+        }
+  }
+  for (i32 x : rects) sub_byte |= m.unit(m.rects[x].buffer) == 1;
+  ScanOptions o;
+  o.second_pass = clocks.unroll == 0 && horizon > 1;
+  if (g.moves) o.skip_data = &skip;
+
+  std::vector<Shape> shapes;
+  std::vector<Cell> parts;
+  auto add_rect = [&](i32 x, i32 id) {
+    const Rect& r = m.rects[x];
+    shapes.push_back({r.buffer, r.rows.a, r.rows.b, r.cols.a, r.cols.b, id});
+  };
+  const i32 first_init = i32(rects.size());
+  auto undecided = [&] {
+    for (i32 x : rects)
+      for (i32 a : acc_of[x]) return race(a, 0, a, 0, 0, 0, true);
+  };
+  if (!g.writes) {
+    // Reads only: one initial range around each is the usual case.
+    std::vector<i32> open;
+    for (i32 x : rects) {
+      const bool poisoned = m.step_lifetime(m.rects[x].buffer) && horizon > 1;
+      bool ok = !poisoned;
+      if (ok) ok = std::any_of(g.init.begin(), g.init.end(), [&](i32 i) { return contains(m.rects[i], m.rects[x]); });
+      if (!ok) open.push_back(x);
+    }
+    rects = std::move(open);
+    if (rects.empty()) return;
+  }
+  for (size_t k = 0; k < rects.size(); ++k) add_rect(rects[k], i32(k));
+  for (i32 x : g.init)
+    if (!m.rects[x].moves()) add_rect(x, i32(first_init));
+  std::vector<i64> keys;
+  const int rounds = sub_byte ? 2 : 1;  // sub-byte neighbours share a byte for RACE, not for what a read contains
+  for (int round = 0; round < rounds; ++round) {
+    o.race = round == 0, o.data = round == rounds - 1;
+    if (!cells(m, shapes, sub_byte && round == 0, parts)) return undecided();
+    std::vector<Item> items, merged;
+    auto less = [&](const Item& a, const Item& b) { return a.step != b.step ? a.step < b.step : key(a.acc) < key(b.acc); };
+    for (const Cell& cell : parts) {
+      o.initial = !cell.ids.empty() && cell.ids.back() == first_init;
+      bool writes = false;
+      size_t lists = 0;
+      items.clear();
+      for (i32 id : cell.ids) {
+        if (id == first_init) continue;
+        merged.clear();
+        const size_t mid = items.size();
+        for (i32 a : acc_of[rects[id]]) {
+          writes |= m.acc[a].write();
+          items.push_back({a, 0});
+        }
+        if (lists++) std::inplace_merge(items.begin(), items.begin() + i64(mid), items.end(), less);
+      }
+      if (!writes && o.initial && (horizon == 1 || std::none_of(items.begin(), items.end(), [&](const Item& it) {
+                                     return m.step_lifetime(m.rects[m.acc[it.acc].rect].buffer);
+                                   })))
+        continue;
+      if (clocks.unroll > 1) {
+        const size_t one = items.size();
+        for (i64 s = 1; s < clocks.unroll; ++s)
+          for (size_t k = 0; k < one; ++k) items.push_back({items[k].acc, i32(s)});
+      }
+      scan(items, cell, o);
+    }
+  }
+}
+
+}  // namespace amk::validate
