@@ -6,10 +6,12 @@ namespace nb = nanobind;
 namespace amk {
 void bind_oracle(nb::module_& m);
 void bind_vm(nb::module_& m);
+void bind_validate(nb::module_& m);
 }  // namespace amk
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of AMK: validator, oracle, certificate checker and CPU VM.";
   amk::bind_oracle(m);
   amk::bind_vm(m);
+  amk::bind_validate(m);
 }

@@ -94,7 +94,7 @@ struct Model {
   bool load(Report&);  // REF and COUNT; false: stop here
   i64 pitch(i32 buffer) const { return t.buffers[buffer].cols * (t.buffers[buffer].bits / 4); }  // nibbles
   i64 unit(i32 buffer) const { return t.buffers[buffer].bits / 4; }                               // nibbles
-  bool step_lifetime(i32 buffer) const { return t.buffers[buffer].lifetime == kStep && !readonly_[buffer]; }
+  bool step_lifetime(i32 buffer) const { return t.buffers[buffer].lifetime == kStep; }
   std::pair<i64, i64> bounds(const Range& r) const;  // over all steps and values
 
  private:
@@ -155,6 +155,8 @@ struct Meet {
 };
 // The least k >= k_min such that x(i) and y(i + k) overlap for some i and values of the variables (same buffer).
 Meet meet(const Model&, const Rect& x, const Rect& y, i64 k_min);
+// Do x(i) and y(i + k) overlap for some values of the variables?  Sets exact to false where the answer is only "perhaps".
+bool meet_at(const Model&, const Rect& x, const Rect& y, i64 i, i64 k, bool& exact);
 std::pair<i64, i64> range_at(const Model&, const Range&, i64 step, const std::vector<i64>& values);
 
 // ---- geometry

@@ -83,22 +83,78 @@ std::pair<i64, i64> range_at(const Model& m, const Range& r, i64 step, const std
   return {i64(start), i64(start + std::max<i128>(0, length))};
 }
 
+namespace {
+
+bool disjoint(std::pair<i64, i64> a, std::pair<i64, i64> b) { return a.first >= b.second || b.first >= a.second; }
+
+// The variables of some ranges, and for each how many values have to be tried (a value matters only up to the modulus it is taken in).
+struct Values {
+  std::vector<i64> vars, width;
+  i128 points = 1;
+  Values(const Model& m, const AffineRow* f, int n) {
+    for (int k = 0; k < n; ++k) variables_of(f[k], vars);
+    for (i64 v : vars) {
+      i64 w = m.t.variables[v].max - m.t.variables[v].min + 1, mod = 1;
+      bool only_modular = true;
+      for (int k = 0; k < n; ++k) {
+        only_modular &= f[k].length_var != v && (f[k].var != v || f[k].mod != 0);
+        if (f[k].var == v && f[k].mod) mod = i64(std::min<i128>(i128(mod) / std::gcd(mod, f[k].mod) * f[k].mod, i128(kEnumeration) + 1));
+      }
+      if (only_modular) w = std::min(w, mod);
+      width.push_back(w);
+      points = std::min<i128>(points * w, i128(1) << 80);
+    }
+  }
+  template <class F>
+  bool any(const Model& m, std::vector<i64>& values, F f) const {
+    std::vector<i64> at(vars.size(), 0);
+    while (true) {
+      for (size_t v = 0; v < vars.size(); ++v) values[vars[v]] = m.t.variables[vars[v]].min + at[v];
+      if (f()) return true;
+      size_t v = 0;
+      while (v < vars.size() && ++at[v] == width[v]) at[v++] = 0;
+      if (v == vars.size()) return false;
+    }
+  }
+};
+
+bool all_constraints(const Model& m, const AffineRow* f, std::vector<Constraint>& cs) {
+  std::vector<i64> row_vars, col_vars;
+  bool exact = linear(m, f[0], f[1], cs);
+  exact &= linear(m, f[2], f[3], cs);
+  variables_of(f[0], row_vars), variables_of(f[1], row_vars), variables_of(f[2], col_vars), variables_of(f[3], col_vars);
+  for (i64 v : row_vars) exact &= std::find(col_vars.begin(), col_vars.end(), v) == col_vars.end();
+  return exact;
+}
+
+}  // namespace
+
+bool meet_at(const Model& m, const Rect& x, const Rect& y, i64 i, i64 k, bool& exact) {
+  const AffineRow f[4] = {form(m, x.rows), form(m, y.rows), form(m, x.cols), form(m, y.cols)};
+  exact = true;
+  if (std::none_of(f, f + 4, [](const AffineRow& r) { return r.mod != 0; })) {
+    std::vector<Constraint> cs;
+    exact = all_constraints(m, f, cs);
+    return std::all_of(cs.begin(), cs.end(), [&](const Constraint& c) { return c.c + c.ci * i + c.ck * k >= 1; });
+  }
+  const Values v(m, f, 4);
+  if (v.points > kEnumeration) return exact = false, true;
+  std::vector<i64> values(m.t.variables.size(), 0);
+  return v.any(m, values, [&] {
+    return !disjoint(range_at(m, x.rows, i, values), range_at(m, y.rows, i + k, values)) &&
+           !disjoint(range_at(m, x.cols, i, values), range_at(m, y.cols, i + k, values));
+  });
+}
+
 Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
   const i64 last = m.steps - 1;
   if (k_min > last) return {};
-  const auto disjoint = [](std::pair<i64, i64> a, std::pair<i64, i64> b) { return a.first >= b.second || b.first >= a.second; };
   if (disjoint(m.bounds(x.rows), m.bounds(y.rows)) || disjoint(m.bounds(x.cols), m.bounds(y.cols))) return {};
   if (!x.moves() && !y.moves()) return {true, true, k_min, 0};
   const AffineRow f[4] = {form(m, x.rows), form(m, y.rows), form(m, x.cols), form(m, y.cols)};
-  bool modular = false;
-  for (const auto& r : f) modular |= r.mod != 0;
-  if (!modular) {
+  if (std::none_of(f, f + 4, [](const AffineRow& r) { return r.mod != 0; })) {
     std::vector<Constraint> cs;
-    std::vector<i64> row_vars, col_vars;
-    bool exact = linear(m, f[0], f[1], cs);
-    exact &= linear(m, f[2], f[3], cs);
-    variables_of(f[0], row_vars), variables_of(f[1], row_vars), variables_of(f[2], col_vars), variables_of(f[3], col_vars);
-    for (i64 v : row_vars) exact &= std::find(col_vars.begin(), col_vars.end(), v) == col_vars.end();
+    const bool exact = all_constraints(m, f, cs);
     for (const auto& c : cs) {  // cannot hold anywhere in the box
       const i128 most = c.c + std::max<i128>(0, c.ci * last) + std::max(c.ck * k_min, c.ck * last);
       if (most < 1) return {};
@@ -120,36 +176,16 @@ Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
       p = r.mod / std::gcd(r.stride, r.mod);
     period = std::min<i128>(m.steps, period / std::gcd(i64(period), i64(p)) * p);
   }
-  std::vector<i64> vars, width;
-  for (const auto& r : f) variables_of(r, vars);
-  i128 points = period * std::min<i128>(period, m.steps);
-  for (i64 v : vars) {
-    i64 w = m.t.variables[v].max - m.t.variables[v].min + 1;
-    bool only_modular = true;  // then values repeat after the modulus
-    i64 mod = 1;
-    for (const auto& r : f) {
-      only_modular &= r.length_var != v && (r.var != v || r.mod != 0);
-      if (r.var == v && r.mod) mod = mod / std::gcd(mod, r.mod) > kEnumeration ? kEnumeration : std::lcm(mod, r.mod);
-    }
-    if (only_modular) w = std::min(w, mod);
-    width.push_back(w);
-    points = std::min<i128>(points * w, i128(1) << 100);
-  }
-  if (points > kEnumeration) return {true, false, k_min, 0};
+  const Values v(m, f, 4);
+  if (v.points * period * period > kEnumeration) return {true, false, k_min, 0};
   std::vector<i64> values(m.t.variables.size(), 0);
   for (i64 k = k_min; k <= last && k < k_min + i64(period); ++k)
-    for (i64 i = 0; i + k <= last && i < i64(period); ++i) {
-      std::vector<i64> at(vars.size(), 0);
-      while (true) {
-        for (size_t v = 0; v < vars.size(); ++v) values[vars[v]] = m.t.variables[vars[v]].min + at[v];
-        if (!disjoint(range_at(m, x.rows, i, values), range_at(m, y.rows, i + k, values)) &&
-            !disjoint(range_at(m, x.cols, i, values), range_at(m, y.cols, i + k, values)))
-          return {true, true, k, i};
-        size_t v = 0;
-        while (v < vars.size() && ++at[v] == width[v]) at[v++] = 0;
-        if (v == vars.size()) break;
-      }
-    }
+    for (i64 i = 0; i + k <= last && i < i64(period); ++i)
+      if (v.any(m, values, [&] {
+            return !disjoint(range_at(m, x.rows, i, values), range_at(m, y.rows, i + k, values)) &&
+                   !disjoint(range_at(m, x.cols, i, values), range_at(m, y.cols, i + k, values));
+          }))
+        return {true, true, k, i};
   return {};
 }
 

@@ -19,7 +19,7 @@ TagWaits tag_waits(const Model& m) {
   std::unordered_map<i32, i32> counter;  // rect -> virtual counter
   for (const Access& r : m.acc) {
     const Rect& rect = m.rects[r.rect];
-    if (r.write() || (r.flags & kPrevEpoch) || !m.t.buffers[rect.buffer].tagged) continue;
+    if (r.write() || r.maybe() || (r.flags & kPrevEpoch) || !m.t.buffers[rect.buffer].tagged) continue;
     auto [it, fresh] = counter.try_emplace(r.rect, i32(out.need.size()));
     if (fresh) {
       out.need.push_back(0);

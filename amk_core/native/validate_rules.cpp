@@ -53,6 +53,16 @@ std::pair<i64, i64> byte_bounds(const Model& m, const Rect& r) {
   const i64 p = m.pitch(r.buffer), u = m.unit(r.buffer), base = m.t.buffers[r.buffer].offset * 2;
   return {(base + rows.first * p + cols.first * u) & ~i64{1}, (base + (rows.second - 1) * p + cols.second * u + 1) & ~i64{1}};
 }
+// Do two rectangles share a byte in some step?
+bool touch(const Model& m, const Rect& x, const Rect& y) {
+  const auto a = byte_bounds(m, x), b = byte_bounds(m, y);
+  if (a.first >= b.second || b.first >= a.second) return false;
+  std::vector<Cell> parts;
+  if (x.moves() || y.moves() ||
+      !cells(m, {{x.buffer, x.rows.a, x.rows.b, x.cols.a, x.cols.b, 0}, {y.buffer, y.rows.a, y.rows.b, y.cols.a, y.cols.b, 1}}, true, parts))
+    return true;
+  return std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; });
+}
 // meet() for rectangles of aliasing buffers too.
 Meet meet_any(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
   const auto a = byte_bounds(m, x), b = byte_bounds(m, y);
@@ -102,17 +112,13 @@ void Checker::group_moving(const Group& g) {
     for (i64 i = 0; i + at.k < seen_steps; ++i)
       if (!clocks.ordered(x.task, i, y.task, i + at.k)) {
         // does this very step meet, and at which distance?
-        Meet here = at;
-        if (at.exact) {
-          bool found = false;
-          for (i64 k = at.k; i + k < seen_steps && !found; ++k) {
-            Rect p = m.rects[x.rect], r = m.rects[y.rect];
-            found = meets_at(p, r, i, k, here);
-            if (found && clocks.ordered(x.task, i, y.task, i + k)) here.any = false;
-          }
-          if (!found || !here.any) continue;
+        bool exact = at.exact;
+        i64 k = at.k;
+        if (exact) {
+          while (i + k < seen_steps && !meet_at(m, m.rects[x.rect], m.rects[y.rect], i, k, exact)) ++k, ++pairs;
+          if (i + k >= seen_steps || clocks.ordered(x.task, i, y.task, i + k)) continue;
         }
-        race(a, i, b, i + here.k, where.first, where.second, !here.exact);
+        race(a, i, b, i + k, where.first, where.second, !exact);
         return;
       }
   };
@@ -174,19 +180,6 @@ void Checker::group_moving(const Group& g) {
     }
   }
   if (any) concrete(g, wanted);
-}
-
-// Do x(i) and y(i + k) overlap for some values?  Only for exact, same-grid rectangles.
-bool Checker::meets_at(const Rect& x, const Rect& y, i64 i, i64 k, Meet& at) const {
-  std::vector<i64> vars;
-  for (const Range* r : {&x.rows, &x.cols, &y.rows, &y.cols})
-    if (r->aff >= 0)
-      for (i64 v : {m.affine[r->aff].var, m.affine[r->aff].length_var})
-        if (v >= 0 && std::find(vars.begin(), vars.end(), v) == vars.end()) vars.push_back(v);
-  // Overlap of shifted intervals is decided at the ends of the variables' ranges or, for a shift, anywhere between: freeze the step.
-  Model::Frozen f = m.freeze(x, y, i, k);
-  at.any = f.any, at.exact = f.exact, at.i = i, at.k = k;
-  return f.any;
 }
 
 // Is every byte of this read certainly there, whatever the step and the variables?  Sound; a "no" is not a proof of the opposite.
@@ -420,15 +413,20 @@ void Checker::tagged(const Group& g) {
     if (!m.t.buffers[r.buffer].tagged) {
       for (i32 y : g.rects)
         if (m.t.buffers[m.rects[y].buffer].tagged && !acc_of[y].empty()) {
-          const auto p = byte_bounds(m, r), q = byte_bounds(m, m.rects[y]);
-          if (p.first < q.second && q.first < p.second) {
-            const i32 other = acc_of[y][0];
-            data(kTag, "alias", acc_of[x][0], 0, other, 0, std::max(p.first, q.first), std::min(p.second, q.second));
+          if (touch(m, r, m.rects[y])) {
+            const auto where = byte_bounds(m, r);
+            data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second);
             break;
           }
         }
       continue;
     }
+    for (i32 y : rects)
+      if (m.rects[y].buffer != r.buffer && touch(m, r, m.rects[y])) {
+        const auto where = byte_bounds(m, r);
+        data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second);
+        break;
+      }
     rects.push_back(x);
     moves |= r.moves();
     for (const Range* range : {&r.rows, &r.cols})
@@ -437,15 +435,6 @@ void Checker::tagged(const Group& g) {
         variables |= f.var >= 0 || f.length_var >= 0;
         i64 p = f.mod && !f.length_stride ? (f.stride ? f.mod / std::gcd(f.stride, f.mod) : 1) : m.steps;
         period = p > m.steps || period > m.steps ? m.steps : std::lcm(period, p);
-      }
-  }
-  for (i32 b = 0; b < i32(m.t.buffers.size()); ++b) {
-    const auto& buf = m.t.buffers[b];
-    if (!buf.tagged || (buf.bits == 64 && buf.offset % 8 == 0)) continue;
-    for (i32 x : rects)
-      if (m.rects[x].buffer == b) {
-        data(kTag, "alignment", acc_of[x][0], 0, -1, 0, byte_bounds(m, m.rects[x]).first, byte_bounds(m, m.rects[x]).second);
-        break;
       }
   }
   if (rects.empty()) return;
@@ -474,6 +463,8 @@ void Checker::tagged(const Group& g) {
     return;
   }
   std::vector<Item> writers, readers;
+  // counter-only order in either direction of the replay: within a step the reader may stand behind the writer
+  auto before = [&](i32 a, i64 i, i32 b, i64 j) { return (i < j || (i == j && run.index[a] <= run.index[b])) && clocks.ordered(a, i, b, j); };
   for (const Cell& cell : parts) {
     writers.clear(), readers.clear();
     const bool initial = cell.ids.back() == first_init;
@@ -489,8 +480,7 @@ void Checker::tagged(const Group& g) {
     std::vector<char> was_read(writers.size(), 0);
     for (size_t k = 0; k < writers.size(); ++k) {
       const Access& w = m.acc[writers[k].acc];
-      if (w.maybe()) data(kTag, "maybe", writers[k].acc, writers[k].step, -1, 0, cell.lo, cell.hi), broken = true;
-      if (k && writers[k - 1].step == writers[k].step)
+      if (k && writers[k - 1].step == writers[k].step && m.acc[writers[k - 1].acc].task != w.task)
         data(kTag, "two writers", writers[k].acc, writers[k].step, writers[k - 1].acc, writers[k].step, cell.lo, cell.hi), broken = true;
       if (broken) break;
     }
@@ -500,30 +490,34 @@ void Checker::tagged(const Group& g) {
       const i64 tag = r.step - ((ra.flags & kPrevEpoch) ? 1 : 0);
       size_t next = 0;
       while (next < writers.size() && writers[next].step <= tag) ++next;
-      const bool produced = next > 0 && writers[next - 1].step == tag;
-      const bool survives = !m.step_lifetime(m.rects[ra.rect].buffer);
-      if (tag < 0) {
-        if (!initial && !ra.maybe()) data(kCover, "read", r.acc, r.step, -1, 0, cell.lo, cell.hi);
-      } else if (!produced)
-        data(kCover, "tag", r.acc, r.step, -1, 0, cell.lo, cell.hi);
-      else if (tag < r.step && !survives)
-        data(kCover, "poison", r.acc, r.step, writers[next - 1].acc, tag, cell.lo, cell.hi);
-      if (produced) {
+      const bool arrives = next > 0 && writers[next - 1].step == tag;
+      bool produced = false;
+      for (size_t k = next; k-- > 0 && writers[k].step == tag;) produced |= !m.acc[writers[k].acc].maybe();
+      if (!ra.maybe() && (tag < 0 ? !initial : !produced)) data(kCover, tag < 0 ? "read" : "tag", r.acc, r.step, -1, 0, cell.lo, cell.hi);
+      if (arrives) {
         const Access& wa = m.acc[writers[next - 1].acc];
-        was_read[next - 1] = 1;
+        if (!ra.maybe())
+          for (size_t k = next; k-- > 0 && writers[k].step == tag;) was_read[k] = 1;
         if (need_flow) flow.push_back({wa.task, ra.task});
         if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer))
           data(kFlow, "value", r.acc, r.step, writers[next - 1].acc, tag, cell.lo, cell.hi);
       }
-      if (next < writers.size() && !clocks.ordered(ra.task, r.step, m.acc[writers[next].acc].task, writers[next].step))
-        data(kTag, "overwrite", r.acc, r.step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
-      else if (next < writers.size() && m.queue_of[ra.task] == m.queue_of[m.acc[writers[next].acc].task] && writers[next].step == r.step &&
-               m.pos_of[ra.task] > m.pos_of[m.acc[writers[next].acc].task])
-        data(kTag, "overwrite", r.acc, r.step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
+      std::vector<i32> later;  // writers of this address that come after, each once: what follows on a queue is ordered by it
+      for (; next < writers.size(); ++next) {
+        const i32 w = m.acc[writers[next].acc].task;
+        if (std::find(later.begin(), later.end(), w) != later.end()) continue;
+        later.push_back(w);
+        if (!before(ra.task, r.step, w, writers[next].step))
+          data(kTag, "overwrite", r.acc, r.step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
+      }
     }
-    for (size_t k = 0; k + 1 < writers.size(); ++k)
-      if (!was_read[k] && !clocks.ordered(m.acc[writers[k].acc].task, writers[k].step, m.acc[writers[k + 1].acc].task, writers[k + 1].step))
-        data(kTag, "overwrite", writers[k].acc, writers[k].step, writers[k + 1].acc, writers[k + 1].step, cell.lo, cell.hi);
+    for (size_t k = 0; k < writers.size(); ++k) {
+      size_t next = k + 1;
+      while (next < writers.size() && writers[next].step == writers[k].step) ++next;
+      if (!was_read[k] && next < writers.size() &&
+          !before(m.acc[writers[k].acc].task, writers[k].step, m.acc[writers[next].acc].task, writers[next].step))
+        data(kTag, "overwrite", writers[k].acc, writers[k].step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
+    }
   }
 }
 
@@ -546,11 +540,7 @@ void Checker::readonly() {
       if (!hit) {
         const auto span = byte_bounds(m, r);
         hit = span.first < (buf.offset * 2 + buf.rows * m.pitch(b) + 1) && buf.offset * 2 < span.second;
-        if (hit && !r.moves()) {
-          std::vector<Cell> parts;
-          if (cells(m, {{r.buffer, r.rows.a, r.rows.b, r.cols.a, r.cols.b, 0}, {b, 0, buf.rows, 0, buf.cols, 1}}, true, parts))
-            hit = std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; });
-        }
+        if (hit) hit = touch(m, r, Rect{b, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}});
       }
       if (hit) {
         const auto span = byte_bounds(m, r);
@@ -578,10 +568,9 @@ void Checker::stop() {
     if (!a.write()) continue;
     const Rect& r = m.rects[a.rect];
     if (r.buffer == buffer && a.task == task && !a.maybe()) writes = true;
-    if (a.task == task && r.buffer == buffer) continue;
+    if (a.task == task) continue;
     if (m.group_of[r.buffer] != m.group_of[buffer]) continue;
-    const auto span = byte_bounds(m, r);
-    if (span.first < buf.offset * 2 + buf.rows * m.pitch(buffer) && buf.offset * 2 < span.second) add("writer", a.task, 0);
+    if (touch(m, r, Rect{buffer, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}})) add("writer", a.task, 0);
   }
   if (!writes) add("unwritten", -1, 0);
   if (horizon < 2) return;
@@ -699,6 +688,13 @@ void Checker::all() {
     group_static(g);
     if (g.moves) group_moving(g);
     if (g.tagged) tagged(g);
+  }
+  for (i32 b = 0; b < i32(m.t.buffers.size()); ++b) {
+    const auto& buf = m.t.buffers[b];
+    if (!buf.tagged || (buf.bits == 64 && buf.offset % 8 == 0)) continue;
+    Finding f;
+    f.rule = kTag, f.what = "alignment", f.buffer = b, f.hi = (buf.rows * m.pitch(b) + 1) / 2;
+    out.add(std::move(f));
   }
   readonly();
   stop();

@@ -58,9 +58,10 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
   auto ordered = [&](const Item& a, const Item& b) {
     return clocks.ordered(m.acc[a.acc].task, a.step, m.acc[b.acc].task, b.step);
   };
-  auto eligible = [&](const Item& w, const Item& r) {  // bytes of a step buffer do not survive the step
-    return w.step == r.step || (!m.step_lifetime(m.rects[m.acc[w.acc].rect].buffer) && !m.step_lifetime(m.rects[m.acc[r.acc].rect].buffer));
+  auto eligible = [&](const Item& w, const Item& r) {  // what is read through a step buffer does not survive the step
+    return w.step == r.step || !m.step_lifetime(m.rects[m.acc[r.acc].rect].buffer);
   };
+  i32 generic = -1;  // a write to these bytes through the generic proxy
   const int passes = o.second_pass ? 2 : 1;
   for (int pass = 0; pass < passes; ++pass)
     for (const Item& raw : items) {
@@ -77,6 +78,7 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
             race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
         }
         writers.push_back(it);
+        if (!(a.flags & kAsync)) generic = it.acc;
         reads.clear();
         if (pass == 1 && !a.maybe()) return;
         continue;
@@ -95,7 +97,8 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         if (!ok) data(kCover, o.initial ? "poison" : "read", it.acc, o.initial && step_buffer ? std::max<i64>(it.step, 1) : it.step, -1, 0, cell.lo, cell.hi);
       }
       const bool async = (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
-      if (a.label < 0 && !async && !need_flow) continue;
+      if (async && generic >= 0) data(kProxy, "fence", it.acc, it.step, generic, it.step, cell.lo, cell.hi);
+      if (a.label < 0 && !need_flow) continue;
       if (pass == 1 && step_buffer) continue;
       bool found = false;
       for (size_t k = writers.size(); k-- > 0;) {
@@ -107,7 +110,6 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         }
         if (!ordered(w, it)) continue;
         if (need_flow) flow.push_back({wa.task, a.task});
-        if (async && !(wa.flags & kAsync)) data(kProxy, "fence", it.acc, it.step, w.acc, w.step, cell.lo, cell.hi);
         if (a.label >= 0 && (wa.label != a.label || m.rects[wa.rect].buffer != buffer)) {
           data(kFlow, m.rects[wa.rect].buffer != buffer ? "alias" : "value", it.acc, it.step, w.acc, w.step, cell.lo, cell.hi);
           found = true;

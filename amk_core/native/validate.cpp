@@ -1,0 +1,216 @@
+// validate(tables): the order of the parts, the certificate, and the Python binding.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "validate.hpp"
+
+namespace amk {
+void bind_validate(nanobind::module_& m);
+}
+
+namespace nb = nanobind;
+
+namespace amk::validate {
+namespace {
+
+constexpr size_t kWitnesses = 8;
+
+struct Verdict {
+  Report report;
+  Run run;
+  Clocks clocks;
+  bool accepted = false;
+  std::vector<std::pair<size_t, std::vector<i64>>> witness;  // finding -> tasks completed by every queue, then both enabled (0 or 1)
+};
+
+// Findings that other clocks could change.
+bool needs_clocks(const Finding& f) {
+  return f.undecided || f.rule == kRace || f.rule == kFlow || (f.rule == kStop && f.what == "order") ||
+         (f.rule == kTag && f.what == "overwrite") || (f.rule == kCover && f.what != "output" && f.what != "dead") ||
+         (f.rule == kProxy && f.what == "fence");
+}
+
+// Where the periodic clocks complain and writing out some steps does not settle it.
+Report merge_undecided(Report periodic) {
+  for (Finding& f : periodic.findings) f.undecided |= needs_clocks(f);
+  return periodic;
+}
+
+bool definite(const Report& r) {
+  return std::any_of(r.findings.begin(), r.findings.end(), [](const Finding& f) { return !f.undecided; });
+}
+
+void witnesses(const Model& m, Verdict& v, bool exact_steps) {
+  for (size_t k = 0; k < v.report.findings.size() && v.witness.size() < kWitnesses; ++k) {
+    Finding& f = v.report.findings[k];
+    if (f.rule != kRace || f.task_a == f.task_b) continue;
+    const i64 distance = f.step_b - f.step_a;
+    std::vector<i64> done, count;
+    bool both = false;
+    if (exact_steps)
+      both = withheld(m, i32(f.task_a), f.step_a, i32(f.task_b), f.step_b, done, count);
+    else
+      for (i64 i = 0; !both && i < 4 && i + distance < m.steps && m.n < 100000; ++i)
+        if ((both = withheld(m, i32(f.task_a), i, i32(f.task_b), i + distance, done, count))) f.step_a = i, f.step_b = i + distance;
+    if (both && f.undecided && !exact_steps) f.undecided = false;
+    if (!both) continue;
+    // what b waits for and has: the first wait on a counter that a signals
+    for (i64 w = m.t.wait_off[f.task_b]; w < m.t.wait_off[f.task_b + 1]; ++w)
+      for (i64 s = m.t.sig_off[f.task_a]; s < m.t.sig_off[f.task_a + 1]; ++s)
+        if (m.t.sig_counter[s] == m.t.wait_counter[w]) {
+          f.counter = m.t.wait_counter[w], f.need = m.t.wait_t[w], f.have = m.total[f.counter];
+        }
+    if (f.counter < 0 && m.t.sig_off[f.task_a] < m.t.sig_off[f.task_a + 1])
+      f.counter = m.t.sig_counter[m.t.sig_off[f.task_a]], f.need = 0, f.have = m.total[f.counter];
+    v.witness.push_back({k, done});
+  }
+}
+
+Verdict decide(const Tables& t) {
+  Verdict v;
+  Model m(t);
+  if (!m.load(v.report)) return v;
+  const TagWaits tags = tag_waits(m);
+  v.run = greedy(m, tags);
+  if (!v.run.complete) deadlock(m, tags, v.run, v.report);
+  const i64 horizon = v.run.complete ? m.steps : 1;
+  if (horizon == 1) {
+    if (!v.run.complete) m.steps = 1;  // only the reached prefix of the first step is judged
+    v.clocks = unrolled_clocks(m, v.run, 1);
+    Checker(m, v.run, v.clocks, v.report, 1).all();
+    if (v.clocks.clipped) v.report = merge_undecided(std::move(v.report));
+    witnesses(m, v, true);
+  } else {
+    v.clocks = periodic_clocks(m, v.run);
+    Report periodic;
+    Checker(m, v.run, v.clocks, periodic, horizon).all();
+    v.report = periodic;
+    const bool clocked = std::any_of(periodic.findings.begin(), periodic.findings.end(), needs_clocks);
+    const i64 steps = clocked ? affordable_steps(m) : 0;
+    if (clocked && steps >= 2) {
+      Clocks written = unrolled_clocks(m, v.run, steps);
+      Report exact;
+      Checker(m, v.run, written, exact, steps == horizon ? horizon : steps).all();
+      if (steps == horizon && !written.clipped) {
+        v.report = std::move(exact);
+        v.clocks = std::move(written);
+        witnesses(m, v, true);
+      } else if (definite(exact)) {
+        v.report = std::move(exact);
+        v.clocks = std::move(written);
+        witnesses(m, v, true);
+      } else {
+        v.report = merge_undecided(std::move(periodic));
+        witnesses(m, v, false);
+      }
+    } else if (clocked) {
+      v.report = merge_undecided(std::move(periodic));
+      witnesses(m, v, false);
+    }
+    v.clocks.m = nullptr;
+  }
+  v.accepted = v.report.empty();
+  return v;
+}
+
+template <class T>
+nb::object array(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+struct Sparse {
+  std::vector<i32> row, queue, value;
+  std::vector<i64> off{0};
+};
+
+// Equal rows are stored once: all tasks behind one barrier share one.
+Sparse sparse(const Clocks& c) {
+  Sparse s;
+  const i32 none = c.unroll ? 0 : kNever;
+  s.row.resize(c.row.size());
+  std::unordered_map<i64, i32> by_offset;
+  std::unordered_map<uint64_t, std::vector<std::pair<i64, i32>>> by_content;
+  for (size_t x = 0; x < c.row.size(); ++x) {
+    const auto [it, fresh] = by_offset.try_emplace(c.row[x], -1);
+    if (fresh) {
+      const i32* v = c.value.data() + c.row[x];
+      uint64_t h = 0xcbf29ce484222325ull;
+      for (i32 r = 0; r < c.q; ++r) h = (h ^ uint32_t(v[r])) * 0x9E3779B97F4A7C15ull, h ^= h >> 32;
+      for (const auto& [offset, id] : by_content[h])
+        if (std::equal(v, v + c.q, c.value.data() + offset)) it->second = id;
+      if (it->second < 0) {
+        it->second = i32(s.off.size()) - 1;
+        by_content[h].push_back({c.row[x], it->second});
+        for (i32 r = 0; r < c.q; ++r)
+          if (v[r] > none) s.queue.push_back(r), s.value.push_back(v[r]);
+        s.off.push_back(i64(s.queue.size()));
+      }
+    }
+    s.row[x] = it->second;
+  }
+  return s;
+}
+
+nb::dict validate(nb::bytes data, bool certificate) {
+  // Tables wants 8-byte alignment, which a bytes object grants only by accident.
+  std::vector<uint64_t> aligned((data.size() + 7) / 8 + 1);
+  std::memcpy(aligned.data(), data.c_str(), data.size());
+  const std::string_view view(reinterpret_cast<const char*>(aligned.data()), data.size());
+  std::unique_ptr<Verdict> v;
+  Sparse s;
+  {
+    nb::gil_scoped_release release;
+    const Tables t(view);
+    v = std::make_unique<Verdict>(decide(t));
+    if (v->accepted && certificate) s = sparse(v->clocks);
+  }
+  nb::dict out;
+  out["accepted"] = v->accepted;
+  nb::list findings;
+  for (size_t k = 0; k < v->report.findings.size(); ++k) {
+    const Finding& f = v->report.findings[k];
+    nb::dict d;
+    d["rule"] = kRuleNames[f.rule], d["what"] = f.what, d["undecided"] = f.undecided;
+    d["a"] = f.task_a, d["b"] = f.task_b, d["step_a"] = f.step_a, d["step_b"] = f.step_b;
+    d["buffer"] = f.buffer, d["lo"] = f.lo, d["hi"] = f.hi;
+    d["counter"] = f.counter, d["need"] = f.need, d["have"] = f.have;
+    nb::list chain;
+    for (i64 x : f.chain) chain.append(x);
+    d["chain"] = chain;
+    for (const auto& [at, done] : v->witness)
+      if (at == k) {
+        nb::list completed;
+        for (i64 x : done) completed.append(x);
+        d["completed"] = completed;
+      }
+    findings.append(d);
+  }
+  out["findings"] = findings;
+  nb::dict counts;
+  for (int r = 0; r < kRules; ++r)
+    if (v->report.count[r]) counts[kRuleNames[r]] = v->report.count[r];
+  out["counts"] = counts;
+  if (v->accepted && certificate) {
+    out["unroll"] = v->clocks.unroll;
+    out["replay"] = array(std::move(v->run.order));
+    out["row"] = array(std::move(s.row));
+    out["row_off"] = array(std::move(s.off));
+    out["row_queue"] = array(std::move(s.queue));
+    out["row_value"] = array(std::move(s.value));
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace amk::validate
+
+void amk::bind_validate(nb::module_& m) {
+  m.def("validate", &amk::validate::validate, nb::arg("tables"), nb::arg("certificate") = true,
+        "Decide the packed tables of a schedule.  Returns a dict: accepted, findings, counts and, when accepted, the certificate columns.");
+}
