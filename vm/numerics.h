@@ -46,8 +46,8 @@ AMK_HD float float_of(uint32_t b) {
 }
 
 // e^x: n = round(x / ln 2), r = x - n ln 2 in two steps, e^r = 1 + (r + r^2 P(r)) with P near-minimax of degree 4, scaled by 2^n
-// as two factors so that results below the normal range are rounded once.  At most 1 ulp on [-87.3, 0]; 0 below -104, infinity
-// above 88.73; NaN stays NaN.
+// as two factors so that results below the normal range are rounded once.  At most 1.08 ulp on [-87.3, 0] (every
+// float of at least 2^-31 in magnitude was tried); 0 below -104, infinity above 88.73; NaN stays NaN.
 AMK_HD float exp_f32(float x) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   float c = x < -104.0f ? -104.0f : x;
@@ -71,7 +71,7 @@ AMK_HD float exp_f32(float x) {
 }
 
 // Natural logarithm of a positive, normal number: x = 2^e m with m in [sqrt(1/2), sqrt(2)), s = (m-1)/(m+1) in the form f/(2+f),
-// log m = 2s + 2s z P(z), z = s^2.  At most 2 ulp; anything that is not positive and normal is outside its domain.
+// log m = 2s + 2s z P(z), z = s^2.  At most 1.94 ulp; anything that is not positive and normal is outside its domain.
 AMK_HD float log_f32(float x) {
   const uint32_t b = bits_of(x) - 0x3f3504f3u;  // exponent and mantissa relative to sqrt(1/2)
   const int32_t e = (int32_t)b >> 23;

@@ -20,7 +20,9 @@
 
 namespace amk {
 
-enum WaitStatus : int32_t { kReady = 0, kTimedOut = 1, kAborted = 2 };
+enum WaitStatus : int32_t { kReady = 0, kTimedOut = 1, kAborted = 2, kStopped = 3 };
+
+constexpr uint32_t kNeverStops = 0xffffffffu;
 
 AMK_PROTOCOL uint32_t load_acquire(const uint32_t* p) {
 #if defined(__CUDACC__)
@@ -80,19 +82,35 @@ AMK_PROTOCOL int64_t threshold(int64_t step, int64_t e, int64_t per_step, int64_
   return step + e < 0 ? 0 : (step + e) * per_step + t;
 }
 
-// Waits until *counter >= needs.  `has` receives the last value seen.
-AMK_PROTOCOL WaitStatus wait_at_least(const uint32_t* counter, int64_t needs, const uint32_t* abort_flag, uint64_t bound_ns,
-                                      int64_t* has) {
-  constexpr uint32_t kTurnsPerCheck = 64;  // the clock and the abort flag cost more than a turn
+// Publishes that the launch ends before `step`; every queue finishes the steps before it.
+AMK_PROTOCOL void store_release(uint32_t* p, uint32_t value) {
+#if defined(__CUDACC__)
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+#else
+  std::atomic_ref<uint32_t>(*p).store(value, std::memory_order_release);
+#endif
+}
+
+struct Spin {
+  const uint32_t* abort_flag;  // not zero: leave
+  const uint32_t* stop_at;     // first step that must not run, kNeverStops while the launch goes on
+  uint64_t bound_ns;
+};
+
+// Waits until *counter >= needs, on behalf of a task of `step`.  A stop is seen while waiting too: the queue that would have
+// signalled may have left already.  `has` receives the last value seen.
+AMK_PROTOCOL WaitStatus wait_at_least(const uint32_t* counter, int64_t needs, int64_t step, const Spin& spin, int64_t* has) {
+  constexpr uint32_t kTurnsPerCheck = 64;  // clock, abort flag and stop cost more than a turn
   uint64_t start = 0;
   for (uint32_t turn = 0;; ++turn) {
     *has = int64_t(load_acquire(counter));
     if (*has >= needs) return kReady;
     if (turn % kTurnsPerCheck == kTurnsPerCheck - 1) {
-      if (load_acquire(abort_flag) != 0) return kAborted;
+      if (load_acquire(spin.abort_flag) != 0) return kAborted;
+      if (int64_t(load_acquire(spin.stop_at)) <= step) return kStopped;
       const uint64_t now = now_ns();
       if (start == 0) start = now;
-      if (now - start > bound_ns) return kTimedOut;
+      if (now - start > spin.bound_ns) return kTimedOut;
     }
     relax(turn);
   }

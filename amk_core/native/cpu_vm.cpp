@@ -254,8 +254,9 @@ void Program::launch(const LaunchOptions& options) {
   if (options.poison) poison();
   std::memset(counters_.get(), 0, tables_.counters.size() * kCounterStride * 4);
   for (int64_t q = 0; q < tables_.n_queues; ++q) queues_[size_t(q)].progress = 0;
-  std::atomic_ref<uint32_t>(abort_flag_).store(0);
-  fault_ = {}, faulted_ = false, stopped_ = false, published_ = 0;
+  store_release(&abort_flag_, 0);
+  store_release(&stop_at_, kNeverStops);
+  fault_ = {}, faulted_ = false, published_ = 0;
   live_ = tables_.n_queues;
   running_ = tables_.n_queues > 0;
   try {
@@ -298,10 +299,10 @@ int64_t Program::published() const {
 }
 
 Outcome Program::outcome() const {
-  return {published(), stopped_, abort_flag_ != 0 && !faulted_, fault_};
+  return {published(), int64_t(stop_at_) < options_.steps, abort_flag_ != 0 && !faulted_, fault_};
 }
 
-void Program::abort() { std::atomic_ref<uint32_t>(abort_flag_).store(1, std::memory_order_release); }
+void Program::abort() { store_release(&abort_flag_, 1); }
 
 void Program::fail(const Fault& fault) {
   if (!faulted_.exchange(true)) fault_ = fault;
@@ -311,7 +312,7 @@ void Program::fail(const Fault& fault) {
 void Program::run_queue(int32_t queue) {
   QueueState& me = queues_[size_t(queue)];
   const int64_t first = tables_.queue_off[size_t(queue)], last = tables_.queue_off[size_t(queue) + 1];
-  const uint64_t bound_ns = uint64_t(std::min(options_.spin_timeout_s, 1e9) * 1e9);
+  const Spin spin{&abort_flag_, &stop_at_, uint64_t(std::min(options_.spin_timeout_s, 1e9) * 1e9)};
   auto* counters = reinterpret_cast<uint32_t*>(counters_.get());
   auto* scratch = reinterpret_cast<float*>(me.scratch.get());
   const uint8_t* stop = tables_.stop_buffer >= 0 ? address(tables_.stop_buffer, queue) : nullptr;
@@ -330,7 +331,7 @@ void Program::run_queue(int32_t queue) {
         const int64_t needs = threshold(step, tables_.wait_e[size_t(w)], tables_.counters[size_t(counter)], tables_.wait_t[size_t(w)]);
         if (int64_t(load_acquire(address)) >= needs) continue;
         prefetch_weights(task);
-        const WaitStatus status = wait_at_least(address, needs, &abort_flag_, bound_ns, &fault.has);
+        const WaitStatus status = wait_at_least(address, needs, step, spin, &fault.has);
         if (status == kReady) continue;
         leave = true;
         if (status == kTimedOut) {
@@ -343,8 +344,9 @@ void Program::run_queue(int32_t queue) {
         leave = true;
         break;
       }
-      if (at == first && step > 0 && stop && *reinterpret_cast<const int32_t*>(stop + (step - 1) * stop_stride) != 0) {
-        stopped_ = true, leave = true;
+      // Ordered behind the sampler of the step before by the waits, so every queue sees the same decision.
+      if (at == first && int64_t(load_acquire(&stop_at_)) <= step) {
+        leave = true;
         break;
       }
       jitter();
@@ -354,7 +356,10 @@ void Program::run_queue(int32_t queue) {
         break;
       }
       jitter();
-      if (task.id == tables_.stop_task) published_.store(step + 1, std::memory_order_release);
+      if (task.id == tables_.stop_task) {
+        published_.store(step + 1, std::memory_order_release);
+        if (*reinterpret_cast<const int32_t*>(stop + step * stop_stride) != 0) store_release(&stop_at_, uint32_t(step + 1));
+      }
       for (int64_t s = tables_.sig_off[size_t(task.id)]; s < tables_.sig_off[size_t(task.id) + 1]; ++s)
         signal(counters + int64_t(tables_.sig_counter[size_t(s)]) * kCounterStride, uint32_t(tables_.sig_amount[size_t(s)]));
     }

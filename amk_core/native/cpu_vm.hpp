@@ -111,8 +111,9 @@ class Program {
   std::condition_variable ended_;
   std::atomic<bool> running_{false};
   std::atomic<int64_t> live_{0}, published_{0};
-  std::atomic<bool> faulted_{false}, stopped_{false};
+  std::atomic<bool> faulted_{false};
   alignas(64) uint32_t abort_flag_ = 0;
+  uint32_t stop_at_ = 0;
   Fault fault_{};
 };
 

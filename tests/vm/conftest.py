@@ -13,8 +13,12 @@ import pytest
 
 from amk_core.schedule import ops, tables
 from amk_core.schedule.build import Builder
+from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import DTYPE_BITS, WRITE, Kind, Lifetime, Schedule, Variable
-from amk_core.schedule.pack import LANES, TILE_ALIGN
+from amk_core.schedule.lower import Geometry as LowerGeometry
+from amk_core.schedule.lower import lower
+from amk_core.schedule.pack import LANES, TILE_ALIGN, Tape, TapeLayout
+from amk_core.targets import Target
 from amk_core.vm import reference
 from amk_core.vm.cpu import CpuVM
 
@@ -53,8 +57,10 @@ def loaded(raw: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 class UncheckedVM(CpuVM):
     """The VM without its certificate: the tests feed it single tasks and schedules that no validator would accept."""
 
-    def __init__(self, packed: bytes, weight: Any, tape: Any, dtype: str, isa: str | None = None, bound: Any = None) -> None:
-        self._start(packed, weight, tape, dtype, bound or {}, {}, isa)
+    def __init__(
+        self, packed: bytes, weight: Any, tape: Any, dtype: str, isa: str | None = None, bound: Any = None, pools: Any = None
+    ) -> None:
+        self._start(packed, weight, tape, dtype, bound or {}, pools or {}, isa)
 
 
 class Lab:
@@ -286,3 +292,93 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, values in {"op": REAL_OPS, "shape": SHAPES, "mode": ["exact", "fast"]}.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, values)
+
+
+class Model:
+    """A lowered graph with random weights that depend on the name only, so that every schedule of it computes the same."""
+
+    def __init__(self, schedule: Schedule, graph: Any, isa: str | None = None, pools: Any = None) -> None:
+        self.schedule, self.graph = schedule, graph
+        self.arrays = {b.name: self.weight(b) for b in schedule.buffers if b.kind in (Kind.WEIGHT, Kind.TABLE)}
+        layout = TapeLayout.of(schedule)
+        self.tape = Tape.build(layout, lambda name: self.arrays[name])
+        bound = {
+            b.name: stored(self.arrays[b.name], b.dtype) for b in schedule.buffers if b.kind is Kind.TABLE
+        }  # fmt: skip
+        packed = tables.pack(schedule)
+        self.vm = UncheckedVM(packed, layout.locate(schedule), self.tape.data, layout.dtype, isa, bound, pools)
+        for name, value in (("stop_ids", -1), ("control", 0), ("prompt", 0), ("token", 0)):
+            if any(b.name == name for b in schedule.buffers):
+                self.vm.buffer(name)[...] = value
+
+    def weight(self, b: Any) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng(list(b.name.encode()))
+        if b.name in ("rope.cos", "rope.sin"):
+            angle = np.outer(np.arange(b.rows), 100.0 ** -np.linspace(0, 1, b.cols))
+            return (np.cos if b.name == "rope.cos" else np.sin)(angle).astype(F32)
+        if "norm" in b.name:
+            return normal(rng, b.rows, b.cols) * 0.1 + 1
+        return normal(rng, b.rows, b.cols, scale=1.0 if b.name == "embed" else 2.0 * b.cols**-0.5)
+
+    def launch(self, steps: int, p0: list[int], n: list[int], **options: Any) -> Any:
+        self.vm.launch(steps, [*p0, *n], spin_timeout_s=options.pop("spin_timeout_s", 20.0), **options)
+        return self.vm.wait()
+
+    def generate(self, first: list[int], steps: int, **options: Any) -> np.ndarray[Any, Any]:
+        """[steps, batch] tokens after one first token a sequence."""
+        self.vm.buffer("token")[:, 0] = first
+        self.vm.buffer("done")[...] = 0
+        result = self.launch(steps, [0] * len(first), [steps] * len(first), **options)
+        return self.vm.buffer("out")[: result.steps].copy()
+
+    def teacher(self, ids: list[int], chunk: int) -> np.ndarray[Any, Any]:
+        """[len(ids), vocab] logits of a ``logits`` schedule of one sequence, as uint32 bits."""
+        prompt = self.vm.buffer("prompt")
+        prompt[...] = -1
+        prompt[0, : len(ids)] = ids
+        steps = -(-len(ids) // chunk)
+        self.launch(steps, [0], [len(ids)])
+        return self.vm.buffer("logits")[: len(ids)].view(np.uint32).copy()
+
+    def reference(self, steps: int, p0: list[int], n: list[int], prompt: Any = None, first: Any = None) -> list[Any]:
+        """The same launch, task by task, by the float64 reference; returns all buffers."""
+        s, fast = self.schedule, self.schedule.meta["mode"] == "fast"
+        buffers: list[Any] = []
+        for b in s.buffers:
+            a = self.arrays.get(b.name)
+            if a is not None:
+                a = loaded(stored(a, b.dtype), b.dtype).astype(np.float64)
+            else:
+                a = np.zeros((b.rows, b.cols), I32 if b.dtype == "i32" else F32 if b.name in ("amax", "control") else np.float64)
+            buffers.append(a)
+            if b.name == "stop_ids":
+                a[...] = -1
+            if b.name == "token" and first is not None:
+                a[:, 0] = first
+            if b.name == "prompt" and prompt is not None:
+                a[...] = prompt
+        c = s.columns
+        for step in range(steps):
+            for t in range(s.n_tasks):
+                spec = ops.BY_CODE[int(c.task_op[t])]
+                params = spec.decode(c.par[c.par_off[t] : c.par_off[t + 1]])
+                reference.run(spec.name, params, buffers, step, [*p0, *n], fast)
+                if fast and spec.name == "qkv":
+                    for name in ("k", "v"):
+                        buffers[params[name]] = reference.round_bf16(buffers[params[name]])
+        return buffers
+
+
+@pytest.fixture
+def model(tiny: Callable[..., Any]) -> Callable[..., Model]:
+    """model(purpose, batch, chunk, queues, config, mode, isa): the tiny graph of the shared fixtures, lowered and in memory."""
+
+    def make(
+        purpose: Any = "decode", batch: int = 1, chunk: int = 1, queues: int = 2, config: ScheduleConfig | None = None,
+        mode: Any = "exact", isa: str | None = None, pools: Any = None, context: int = 300,
+    ) -> Model:  # fmt: skip
+        graph = tiny()
+        schedule = lower(graph, config, Target.cpu(queues), LowerGeometry(purpose, batch, chunk, context), mode)
+        return Model(schedule, graph, isa, pools)
+
+    return make
