@@ -119,10 +119,15 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     return _parser({named: modules[named]} if named in modules else modules)
 
 
+_OURS = ("amk_core", "amk_bench")
+_NATIVE = "amk_core._native"
+
+
 def is_known(e: BaseException) -> bool:
     """True for errors that speak to the user: this project's own, and those of his input and his machine."""
-    ours = type(e).__module__.split(".")[0] in ("amk_core", "amk_bench")
-    return ours or isinstance(e, ValueError | OSError | MemoryError | ImportError)
+    if isinstance(e, ImportError):  # other people's packages may be absent, ours may not, but for what has to be compiled
+        return e.name == _NATIVE or (e.name or "").split(".")[0] not in _OURS
+    return type(e).__module__.split(".")[0] in _OURS or isinstance(e, ValueError | OSError | MemoryError)
 
 
 def explain(e: BaseException) -> str:
@@ -134,6 +139,9 @@ def explain(e: BaseException) -> str:
         text = f"{os.fsdecode(e.filename)}: {e.strerror}."
     elif isinstance(e, MemoryError):
         text = f"out of memory. {text if str(e) else 'Close other programs, or use a smaller --context or model.'}"
+    elif isinstance(e, ImportError) and e.name == _NATIVE:
+        build = "make native" if resources.source_root() else "pip install --force-reinstall --no-deps amk"
+        text = f"the native module is not there or does not load ({text}). Build it with: {build}"
     elif isinstance(e, ImportError):
         text = f"{text}. Install what is missing (pip install amk[...]), or see what this machine has with: amk doctor"
     return "\n".join(

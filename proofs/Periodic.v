@@ -241,11 +241,4 @@ Proof.
   assert (Z.of_nat (i + k) * lz qa + x <= Z.of_nat (s qa)) by (apply K; auto; lia).
   unfold lz in *. nia.
 Qed.
-
-(** For accesses that stand still, the least distance decides: larger distances follow. *)
-Theorem loop_must_later : forall qa ja qb jb k, loop_must qa ja qb jb k -> loop_must qa ja qb jb (S k).
-Proof.
-  intros qa ja qb jb k M T i s R En E. pose proof (M T (S i) s R En) as H.
-  assert (S i * L qa + ja < s qa)%nat by (apply H; rewrite E; f_equal; f_equal; lia). nia.
-Qed.
 End Periodic.

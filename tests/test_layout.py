@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import subprocess
 import sys
 import tomllib
@@ -81,12 +82,15 @@ def test_import_is_quick_and_brings_no_torch() -> None:
 
 
 def installed_files() -> list[str]:
-    """What pip recorded for the installed wheel; skips where amk runs from its source tree only."""
+    """What pip recorded for the installed wheel; skips where amk runs from its source tree."""
     try:
-        files = importlib.metadata.files("amk") or []
+        amk = importlib.metadata.distribution("amk")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("amk is not installed here, so there is no wheel to look at; run: make test")
-    return [str(f) for f in files]
+    origin = json.loads(amk.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        pytest.skip("amk is installed as editable here, so there is no wheel to look at; run: make test")
+    return [str(f) for f in amk.files or []]
 
 
 def test_wheel_has_nothing_at_top_level_but_its_packages() -> None:

@@ -56,7 +56,8 @@ def test_the_exit_code_is_the_command_s_answer(install: Install, code: int) -> N
         FileNotFoundError(2, "No such file or directory", "model.gguf"),
         PermissionError(13, "Permission denied", "/root/x"),
         MemoryError(),
-        ModuleNotFoundError("No module named 'ray'"),
+        ModuleNotFoundError("No module named 'ray'", name="ray"),
+        ModuleNotFoundError("No module named 'amk_core._native'", name="amk_core._native"),
     ],
     ids=lambda e: type(e).__name__,
 )
@@ -81,12 +82,23 @@ def test_debug_shows_the_traceback(install: Install, argv: list[str], capsys: py
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_defect_is_never_passed_off_as_bad_input(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    install(raising(KeyError("shape")))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("shape"), "KeyError: 'shape'"),
+        (AssertionError("two producers"), "AssertionError: two producers"),
+        (ImportError("cannot import name 'x'", name="amk_core.graph"), "cannot import name 'x'"),
+    ],
+)
+def test_a_defect_is_never_passed_off_as_bad_input(
+    install: Install, error: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(raising(error))
     assert cli.main(["probe"]) == 70
     err = capsys.readouterr().err
     assert "Traceback" in err
-    assert "a defect of amk: KeyError: 'shape'" in err
+    assert "a defect of amk: " in err
+    assert said in err
 
 
 def test_ctrl_c_is_130(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
