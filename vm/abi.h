@@ -1,7 +1,16 @@
 // What both VMs and the binary tables agree on: op codes, the place of every parameter, mode bits, and the fault record.
 // The order of each list is the order of `params` in amk_core/schedule/ops.py; a test compares the two.
 #pragma once
+#if defined(__CUDACC_RTC__)  // NVRTC has no C headers of its own
+typedef signed int int32_t;
+typedef unsigned int uint32_t;
+typedef unsigned short uint16_t;
+typedef unsigned char uint8_t;
+typedef signed long long int64_t;
+typedef unsigned long long uint64_t;
+#else
 #include <stdint.h>
+#endif
 
 namespace amk {
 

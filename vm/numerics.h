@@ -1,9 +1,9 @@
 // Elementary functions with one definition for host and device: IEEE add, mul, fma, div, sqrt and integer operations only, so
-// equal inputs give equal bits everywhere.  See docs/numerics.md.
+// equal inputs give equal bits everywhere.  On the device: -fmad=false -ftz=false -prec-div=true -prec-sqrt=true.  See
+// docs/numerics.md.
 // Everything is `static`: translation units of different instruction sets must not share one copy.
 #pragma once
-#include <stdint.h>
-#include <string.h>
+#include "abi.h"
 
 #if defined(__CUDACC__)
 #define AMK_HD static __host__ __device__ __forceinline__

@@ -1,8 +1,6 @@
 // Waiting for and signalling monotone counters, with a spin bound and an abort flag; one source for host threads and CTAs.
 // A counter only grows during a launch.  A wait that returned kReady has acquired everything released by the signals it counted.
 #pragma once
-#include <stdint.h>
-
 #include "abi.h"
 
 #if defined(__CUDACC__)

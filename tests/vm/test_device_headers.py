@@ -1,0 +1,42 @@
+"""The shared headers compile as device code, for every architecture, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SOURCE = r"""
+#include "protocol.h"
+#include "numerics.h"
+using namespace amk;
+extern "C" __global__ void all(uint32_t* counters, uint32_t* flags, float* x, Fault* fault, uint32_t* words) {
+  int64_t has;
+  const Spin spin{flags, flags + 1, 1000000};
+  const int64_t needs = threshold(3, -1, 4, 2);
+  if (wait_at_least(counters, needs, 3, spin, &has) == kTimedOut) fault->kind = kSpinTimeout, fault->has = has;
+  const float y = silu_f32(x[0]) + sqrt_f32(x[1]) + round_bf16(x[2]) + log_f32(x[3]);
+  uint32_t out[4];
+  philox_4x32(words, words + 4, out);
+  x[4] = y + gumbel_f32(out[0]);
+  store_release(flags + 1, 5);
+  signal(counters + kCounterStride, 1);
+}
+"""
+FLAGS = ["-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"])
+def test_headers_compile_with_nvrtc(arch: str) -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and nvidia-cuda-nvrtc")
+    root = Path(__file__).parents[2] / "vm"
+    error, program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"all.cu", 0, [], [])
+    assert int(error) == 0
+    options = [f"--gpu-architecture={arch}".encode(), f"-I{root}".encode(), *(f.encode() for f in FLAGS)]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert int(error) == 0, log.decode()
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    assert size > 0
