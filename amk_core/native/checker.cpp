@@ -1,0 +1,578 @@
+#include "checker.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <unordered_map>
+
+namespace nb = nanobind;
+
+namespace amk {
+namespace {
+
+using Wide = __int128;
+constexpr int32_t kNone = INT32_MIN;         // minus infinity
+constexpr size_t kMaxErrors = 8;
+constexpr int64_t kDenseEntries = 1 << 26;   // above: binary search in the sparse rows
+constexpr int64_t kExactValues = 256;        // launch variables are enumerated up to here, above bounded by their ends
+constexpr int64_t kExactSteps = 512;         // the same for pairs of steps
+constexpr int64_t kMaxCells = 1 << 26;
+
+int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a - 1) / b + 1 : -(-a / b); }
+
+struct Line {  // a range of rows or columns
+  bool moves = false;
+  AffineRow a{};  // plain: start add, length `length`
+  auto key() const { return std::array<int64_t, 8>{moves, a.add, a.var, a.stride, a.mod, a.length, a.length_var, a.length_stride}; }
+};
+
+struct Acc {
+  int32_t task, buffer;
+  bool write;
+  Line rows, cols;
+  int32_t row_class = -1;
+};
+
+struct Bad {};  // thrown after an error that makes the rest meaningless
+
+class Checker {
+ public:
+  Checker(const Tables& tables, const CertificateView& certificate) : t(tables), z(certificate) {}
+  std::vector<std::string> errors;
+
+  void run() {
+    try {
+      structure();
+      replay();
+      clocks();
+      conflicts();
+    } catch (const Bad&) {
+    }
+  }
+
+ private:
+  const Tables& t;
+  const CertificateView& z;
+  int64_t n = 0, Q = 0;
+  std::vector<int32_t> queue_, pos_, rank_;
+  std::vector<int64_t> len_, total_, producer_off_;
+  std::vector<std::pair<int32_t, int64_t>> producers_;  // (task, amount), by counter
+
+  void error(std::string text) {
+    if (errors.size() < kMaxErrors) errors.push_back(std::move(text));
+  }
+  void require(bool ok, const char* text) {
+    if (ok) return;
+    error(text);
+    throw Bad{};
+  }
+  static bool in(int64_t x, size_t size) { return x >= 0 && x < int64_t(size); }
+  static std::string num(int64_t x) { return std::to_string(x); }
+
+  // ---- what the numbers name
+  void structure() {
+    n = t.n_tasks, Q = t.n_queues;
+    require(z.n_tasks == n && z.n_queues == Q, "certificate: it belongs to tables of another size");
+    require(t.steps >= 1, "tables: no steps");
+    require(z.unroll == 0 || (z.unroll >= t.steps && z.unroll <= (1 << 20)), "certificate: its clocks do not reach over all steps");
+    queue_.assign(size_t(n), -1), pos_.resize(size_t(n)), len_.resize(size_t(Q));
+    require(t.queue_task.size() == size_t(n), "tables: the queues do not hold every task once");
+    for (int64_t q = 0; q < Q; ++q) {
+      len_[q] = t.queue_off[q + 1] - t.queue_off[q];
+      for (int64_t j = 0; j < len_[q]; ++j) {
+        const int32_t b = t.queue_task[t.queue_off[q] + j];
+        require(in(b, queue_.size()) && queue_[b] < 0, "tables: the queues do not hold every task once");
+        queue_[b] = int32_t(q), pos_[b] = int32_t(j);
+      }
+    }
+    std::vector<int64_t> fan(t.counters.size() + 1, 0);
+    std::vector<Wide> sum(t.counters.size(), 0);
+    for (size_t s = 0; s < t.sig_counter.size(); ++s) {
+      require(in(t.sig_counter[s], t.counters.size()) && t.sig_amount[s] >= 1, "tables: a signal is damaged");
+      ++fan[t.sig_counter[s] + 1], sum[t.sig_counter[s]] += t.sig_amount[s];
+    }
+    for (size_t c = 0; c < sum.size(); ++c)
+      require(sum[c] == t.counters[c] && sum[c] * t.steps < (Wide(1) << 31), "tables: a counter does not add up, or wraps");
+    std::partial_sum(fan.begin(), fan.end(), fan.begin());
+    producer_off_ = fan;
+    producers_.resize(t.sig_counter.size());
+    for (int64_t b = 0; b < n; ++b)
+      for (int64_t s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s) producers_[fan[t.sig_counter[s]]++] = {int32_t(b), t.sig_amount[s]};
+    for (size_t w = 0; w < t.wait_counter.size(); ++w)
+      require(in(t.wait_counter[w], t.counters.size()) && (t.wait_e[w] == 0 || t.wait_e[w] == -1) && t.wait_t[w] >= 1 &&
+                  t.wait_t[w] <= t.counters[t.wait_counter[w]],
+              "tables: a wait is damaged");
+    for (size_t a = 0; a < t.acc_buffer.size(); ++a)
+      require(in(t.acc_buffer[a], t.buffers.size()) && t.acc_raff[a] < int64_t(t.affine.size()) && t.acc_caff[a] < int64_t(t.affine.size()),
+              "tables: an access is damaged");
+    for (const auto& b : t.buffers)
+      require(in(b.pool, t.pools.size()) && b.rows > 0 && b.cols > 0 && b.bits > 0 && b.offset >= 0 && b.offset < (int64_t{1} << 60) &&
+                  Wide(b.rows) * b.cols * b.bits < (Wide(1) << 60),
+              "tables: a buffer is damaged");
+    for (const auto& a : t.affine)
+      require(a.var >= -1 && a.length_var >= -1 && a.var < int64_t(t.variables.size()) && a.length_var < int64_t(t.variables.size()) && a.mod >= 0,
+              "tables: an affine range is damaged");
+  }
+
+  // ---- one step runs: no deadlock
+  void replay() {
+    require(z.replay.size() == size_t(n), "certificate: replay does not list every task once");
+    rank_.assign(size_t(n), -1);
+    std::vector<int64_t> head(size_t(Q), 0), count(t.counters.size(), 0);
+    for (int64_t k = 0; k < n; ++k) {
+      const int32_t b = z.replay[k];
+      require(in(b, rank_.size()) && rank_[b] < 0 && pos_[b] == head[queue_[b]], "certificate: replay leaves the order of a queue");
+      for (int64_t w = t.wait_off[b]; w < t.wait_off[b + 1]; ++w)
+        if (t.wait_e[w] == 0 && count[t.wait_counter[w]] < t.wait_t[w]) {
+          error("certificate: replay stops at task " + num(b) + ", which waits for counter " + num(t.wait_counter[w]));
+          throw Bad{};
+        }
+      for (int64_t s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s) count[t.sig_counter[s]] += t.sig_amount[s];
+      ++head[queue_[b]];
+      rank_[b] = int32_t(k);
+    }
+  }
+
+  // ---- V <= F(V)
+  int64_t n_rows = 0;
+  std::vector<int32_t> dense_;
+  int32_t value(int32_t row, int32_t queue) const {
+    if (!dense_.empty()) return dense_[size_t(row) * Q + queue];
+    const auto first = z.row_queue.begin() + z.row_off[row], last = z.row_queue.begin() + z.row_off[row + 1];
+    const auto it = std::lower_bound(first, last, queue);
+    return it != last && *it == queue ? z.row_value[it - z.row_queue.begin()] : kNone;
+  }
+  // plus of task p in step k; the step matters for written-out clocks only
+  int64_t plus(int32_t p, int64_t k, int32_t r) const {
+    if (r == queue_[p]) return (z.unroll ? k * len_[r] : 0) + pos_[p] + 1;
+    const int32_t v = value(z.row[k * n + p], r);
+    return z.unroll && v == kNone ? 0 : v;
+  }
+
+  void clocks() {
+    const int64_t steps = std::max<int64_t>(1, z.unroll);
+    n_rows = int64_t(z.row_off.size()) - 1;
+    require(Wide(steps) * n == Wide(z.row.size()) && n_rows >= 0 && z.row_off[0] == 0 && z.row_off[n_rows] == int64_t(z.row_queue.size()) &&
+                z.row_queue.size() == z.row_value.size(),
+            "certificate: the clock table is cut off");
+    for (int64_t k = 0; k < n_rows; ++k) {
+      require(z.row_off[k] <= z.row_off[k + 1] && z.row_off[k + 1] <= int64_t(z.row_queue.size()), "certificate: the clock table is damaged");
+      for (int64_t x = z.row_off[k]; x < z.row_off[k + 1]; ++x) {
+        const int32_t r = z.row_queue[x];
+        require(in(r, size_t(Q)) && (x == z.row_off[k] || z.row_queue[x - 1] < r) && len_[r] > 0, "certificate: a clock names a wrong queue");
+        require(z.row_value[x] <= steps * len_[r] && z.row_value[x] > (z.unroll ? -1 : kNone), "certificate: a clock is out of range");
+      }
+    }
+    for (int32_t k : z.row) require(in(k, size_t(n_rows)), "certificate: an instance has no clock");
+    if (n_rows * Q <= kDenseEntries) {
+      dense_.assign(size_t(n_rows * Q) + 1, kNone);
+      for (int64_t k = 0; k < n_rows; ++k)
+        for (int64_t x = z.row_off[k]; x < z.row_off[k + 1]; ++x) dense_[k * Q + z.row_queue[x]] = z.row_value[x];
+    }
+    for (int64_t q = 0; q < Q; ++q)
+      for (int64_t i = 0; i < steps; ++i)
+        for (int64_t j = 0; j < len_[q]; ++j) local_rule(q, i, j);
+  }
+
+  int32_t at(int64_t q, int64_t j) const { return t.queue_task[t.queue_off[q] + j]; }
+
+  void local_rule(int64_t q, int64_t i, int64_t j) {
+    const int32_t b = at(q, j), k = z.row[i * n + b];
+    const bool first = j == 0 && (!z.unroll || i == 0);
+    const int32_t before = at(q, j ? j - 1 : len_[q] - 1);
+    const int64_t before_step = z.unroll && j == 0 ? i - 1 : i;
+    if (!first && z.row[before_step * n + before] == k) return;  // the same clock as the task before it
+    std::vector<int64_t> open;
+    for (int64_t x = z.row_off[k]; x < z.row_off[k + 1]; ++x) {
+      const int32_t r = z.row_queue[x], v = z.row_value[x];
+      if (r == q || (z.unroll && v == 0)) continue;
+      int64_t y = z.unroll && first ? kNone : plus(before, before_step, r);
+      if (!z.unroll && first && y != kNone) y -= len_[r];
+      if (y == kNone || v > y) open.push_back(x);
+    }
+    for (int64_t w = t.wait_off[b]; w < t.wait_off[b + 1] && !open.empty(); ++w) {
+      const int64_t since = z.unroll ? i + t.wait_e[w] : t.wait_e[w];
+      if (z.unroll && since < 0) continue;
+      const auto& holds = wait_rule(k, t.wait_counter[w], since * t.counters[t.wait_counter[w]] + t.wait_t[w]);
+      std::erase_if(open, [&](int64_t x) { return holds[x - z.row_off[k]]; });
+    }
+    if (!open.empty()) error("certificate: the clock of task " + num(b) + " for queue " + num(z.row_queue[open[0]]) + " does not follow");
+  }
+
+  std::map<std::array<int64_t, 3>, std::vector<char>> wait_memo_;
+  // Which entries of clock row k follow from a wait for `need` on counter c.
+  const std::vector<char>& wait_rule(int32_t k, int32_t c, int64_t need) {
+    auto [it, fresh] = wait_memo_.try_emplace({k, c, need});
+    if (!fresh) return it->second;
+    const int64_t first = z.row_off[k], size = z.row_off[k + 1] - first;
+    std::vector<char> holds(size_t(size), 1);
+    std::vector<Wide> low(size_t(size), 0);
+    for (int64_t s = producer_off_[c]; s < producer_off_[c + 1]; ++s) {
+      const auto [p, w] = producers_[s];
+      for (int64_t step = 0; step < std::max<int64_t>(1, z.unroll); ++step) {
+        const int32_t* dense = dense_.empty() ? nullptr : &dense_[size_t(z.row[step * n + p]) * Q];
+        for (int64_t x = 0; x < size; ++x) {
+          const int32_t r = z.row_queue[first + x];
+          const int64_t v = z.row_value[first + x];
+          const int64_t y = dense && !z.unroll && r != queue_[p] ? dense[r] : plus(p, step, r);
+          if (z.unroll)
+            low[x] += y < v ? w : 0;
+          else if (y == kNone)
+            holds[x] = 0;
+          else if (const int64_t d = v - y; d > 0 || d <= -len_[r])
+            low[x] += Wide(w) * ceil_div(d, len_[r]);
+        }
+      }
+    }
+    for (int64_t x = 0; x < size; ++x) holds[x] = holds[x] && low[x] < need;
+    return it->second = std::move(holds);
+  }
+
+  // a of step i is certainly over when b of step i + k starts (written out: for one i, else for all)
+  bool ordered(int32_t a, int32_t b, int64_t i, int64_t k) const {
+    const int32_t qa = queue_[a];
+    if (qa == queue_[b]) return k > 0 || pos_[a] < pos_[b];
+    if (z.unroll) return value(z.row[(i + k) * n + b], qa) >= i * len_[qa] + pos_[a] + 1;
+    const int32_t v = value(z.row[b], qa);
+    return v != kNone && v + k * len_[qa] >= pos_[a] + 1;
+  }
+  void need(int32_t a, int32_t b, int64_t i, int64_t k, bool either) {
+    if (!ordered(a, b, i, k) && !(either && ordered(b, a, i, k)))
+      error("certificate: tasks " + num(a) + " and " + num(b) + (k ? " (" + num(k) + " steps later)" : "") + " conflict and are not ordered");
+  }
+
+  // ---- conflicts
+  Line line(int64_t lo, int64_t hi, int32_t aff) const {
+    Line l;
+    if (aff < 0) {
+      l.a = {lo, -1, 0, 0, hi > lo ? hi - lo : 0, -1, 0};
+      return l;
+    }
+    l.a = t.affine[aff];
+    l.moves = l.a.var >= 0 || l.a.stride || l.a.mod || l.a.length_var >= 0 || l.a.length_stride;
+    if (!l.moves && l.a.length < 0) l.a.length = 0;
+    return l;
+  }
+
+  struct Span {
+    Wide lo, hi;
+  };
+  Span at_step(const AffineRow& a, int64_t i, const std::map<int64_t, int64_t>& v) const {
+    auto get = [&](int64_t x) { return x < 0 ? 0 : v.at(x); };
+    Wide lo = Wide(a.add) + get(a.var) + Wide(a.stride) * i;
+    if (a.mod) lo = ((lo % a.mod) + a.mod) % a.mod;
+    return {lo, lo + a.length + get(a.length_var) + Wide(a.length_stride) * i};
+  }
+  // f(values) for every value of the given variables until it returns true; -1: too many
+  template <class F>
+  int any_value(std::vector<int64_t> vars, F f) const {
+    std::sort(vars.begin(), vars.end());
+    vars.erase(std::unique(vars.begin(), vars.end()), vars.end());
+    std::map<int64_t, int64_t> v;
+    Wide count = 1;
+    for (int64_t x : vars)
+      if (x >= 0) {
+        count *= std::max<Wide>(1, Wide(t.variables[x].max) - t.variables[x].min + 1);
+        v[x] = t.variables[x].min;
+        if (count > kExactValues) return -1;
+      }
+    for (;;) {
+      if (f(v)) return 1;
+      auto it = v.begin();
+      for (; it != v.end() && it->second >= t.variables[it->first].max; ++it) it->second = t.variables[it->first].min;
+      if (it == v.end()) return 0;
+      ++it->second;
+    }
+  }
+  // max over the variables of end(from, step fi) - start(to, step ti), for ranges without modulus
+  Wide reach(const AffineRow& from, int64_t fi, const AffineRow& to, int64_t ti) const {
+    Wide sum = Wide(from.add) + Wide(from.stride + from.length_stride) * fi + from.length - to.add - Wide(to.stride) * ti;
+    std::array<std::pair<int64_t, int64_t>, 3> terms{{{from.var, 1}, {from.length_var, 1}, {to.var, -1}}};
+    for (size_t x = 0; x < 3; ++x)
+      for (size_t y = x + 1; y < 3; ++y)
+        if (terms[x].first == terms[y].first) terms[x].second += terms[y].second, terms[y].second = 0;
+    for (auto [v, c] : terms)
+      if (v >= 0 && c) sum += Wide(c) * (c > 0 ? t.variables[v].max : t.variables[v].min);
+    return sum;
+  }
+  // False only when x in step i and y in step i + k stay apart for every 0 <= i <= last: both bounds are linear in i.
+  bool may_meet(const AffineRow& x, const AffineRow& y, int64_t xi, int64_t yi, int64_t last) const {
+    if (x.mod || y.mod) return true;
+    return std::max(reach(x, xi, y, yi), reach(x, xi + last, y, yi + last)) > 0 &&
+           std::max(reach(y, yi, x, xi), reach(y, yi + last, x, xi + last)) > 0;
+  }
+  // Whether two ranges can meet, x in step i and y in step j; never false when they can.
+  bool meet(const AffineRow& x, int64_t i, const AffineRow& y, int64_t j) const {
+    const int exact = any_value({x.var, x.length_var, y.var, y.length_var}, [&](const auto& v) {
+      const Span a = at_step(x, i, v), b = at_step(y, j, v);
+      return a.lo < a.hi && b.lo < b.hi && a.lo < b.hi && b.lo < a.hi;
+    });
+    if (exact >= 0) return exact;
+    if (x.mod || y.mod) return true;
+    return reach(x, i, y, j) > 0 && reach(y, j, x, i) > 0;
+  }
+  bool meet_bytes(const Acc& a, int64_t i, const Acc& b, int64_t j) const {  // different buffers
+    const int exact = any_value({a.rows.a.var, a.rows.a.length_var, a.cols.a.var, a.cols.a.length_var, b.rows.a.var, b.rows.a.length_var,
+                                 b.cols.a.var, b.cols.a.length_var},
+                                [&](const auto& v) {
+                                  std::vector<Span> x = bytes(a, i, v), y = bytes(b, j, v);
+                                  for (const auto& s : x)
+                                    for (const auto& r : y)
+                                      if (s.lo < r.hi && r.lo < s.hi) return true;
+                                  return false;
+                                });
+    return exact != 0;
+  }
+  std::vector<Span> bytes(const Acc& a, int64_t i, const std::map<int64_t, int64_t>& v) const {
+    const auto& b = t.buffers[a.buffer];
+    const Span r = at_step(a.rows.a, i, v), c = at_step(a.cols.a, i, v);
+    std::vector<Span> out;
+    if (r.lo >= r.hi || c.lo >= c.hi) return out;
+    auto add = [&](Wide first, Wide last) { out.push_back({b.offset + first / 8, b.offset + (last + 7) / 8}); };
+    if ((c.lo <= 0 && c.hi >= b.cols) || r.hi - r.lo > (1 << 16))
+      add(r.lo * b.cols * b.bits, r.hi * b.cols * b.bits);
+    else
+      for (Wide row = r.lo; row < r.hi; ++row) add((row * b.cols + c.lo) * b.bits, (row * b.cols + c.hi) * b.bits);
+    return out;
+  }
+  bool overlap(const Acc& a, int64_t i, const Acc& b, int64_t j) const {
+    if (a.buffer != b.buffer || t.buffers[a.buffer].bits < 8) return meet_bytes(a, i, b, j);
+    return meet(a.cols.a, i, b.cols.a, j) && meet(a.rows.a, i, b.rows.a, j);
+  }
+
+  struct Lags {  // the least distance in steps at which two accesses meet; -1: never
+    bool now = false;
+    int64_t forward = -1, backward = -1;
+  };
+  Lags lags(const Acc& a, const Acc& b) const {
+    Lags l;
+    auto some = [&](int64_t k, bool swap) {
+      const int64_t last = t.steps - 1 - k, ai = swap ? k : 0, bi = swap ? 0 : k;
+      if (a.buffer == b.buffer && t.buffers[a.buffer].bits >= 8 &&
+          !(may_meet(a.rows.a, b.rows.a, ai, bi, last) && may_meet(a.cols.a, b.cols.a, ai, bi, last)))
+        return false;
+      const int64_t stride = t.steps <= kExactSteps ? 1 : std::max<int64_t>(1, last);
+      if (stride > 1 && (a.rows.a.mod || a.cols.a.mod || b.rows.a.mod || b.cols.a.mod)) return true;
+      if (stride > 1 && a.buffer != b.buffer) return true;
+      for (int64_t i = 0; i <= last; i += stride)
+        if (swap ? overlap(a, i + k, b, i) : overlap(a, i, b, i + k)) return true;
+      return false;
+    };
+    l.now = some(0, false);
+    for (int64_t k = 1; k < t.steps && l.forward < 0; ++k)
+      if (some(k, false)) l.forward = k;
+    for (int64_t k = 1; k < t.steps && l.backward < 0; ++k)
+      if (some(k, true)) l.backward = k;
+    return l;
+  }
+  std::unordered_map<uint64_t, Lags> lag_memo_;
+  Lags lags_of(const Acc& a, const Acc& b) {
+    const bool plain = a.buffer == b.buffer && !a.cols.moves && !b.cols.moves && t.buffers[a.buffer].bits >= 8;
+    if (!plain) return lags(a, b);
+    if (a.cols.a.add >= b.cols.a.add + b.cols.a.length || b.cols.a.add >= a.cols.a.add + a.cols.a.length) return {};
+    if (a.cols.a.length <= 0 || b.cols.a.length <= 0) return {};
+    auto [it, fresh] = lag_memo_.try_emplace(uint64_t(uint32_t(a.row_class)) << 32 | uint32_t(b.row_class));
+    if (fresh) it->second = lags(a, b);  // columns meet: the answer depends on the rows alone
+    return it->second;
+  }
+
+  void conflicts() {
+    std::vector<std::vector<Acc>> by_buffer(t.buffers.size());
+    std::map<std::array<int64_t, 8>, int32_t> classes;
+    for (int32_t b : z.replay)
+      for (int64_t a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {
+        Acc x{b, t.acc_buffer[a], (t.acc_flags[a] & kWrite) != 0, line(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a]),
+              line(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a])};
+        if (t.pools[t.buffers[x.buffer].pool].per_queue) continue;  // each queue has its own instance
+        if (t.buffers[x.buffer].tagged && (x.write || t.acc_flags[a] & (kPrevEpoch | kMaybe))) continue;
+        if (!x.rows.moves && !x.cols.moves && (!x.rows.a.length || !x.cols.a.length)) continue;
+        if (x.rows.moves) x.row_class = classes.try_emplace(x.rows.key(), int32_t(classes.size())).first->second;
+        by_buffer[x.buffer].push_back(x);
+      }
+    // buffers that share bytes, by their declared extent
+    std::vector<int32_t> order(t.buffers.size());
+    std::iota(order.begin(), order.end(), 0);
+    auto end = [&](int32_t b) { return t.buffers[b].offset + (t.buffers[b].rows * t.buffers[b].cols * t.buffers[b].bits + 7) / 8; };
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return std::pair{t.buffers[a].pool, t.buffers[a].offset} < std::pair{t.buffers[b].pool, t.buffers[b].offset};
+    });
+    for (size_t k = 0; k < order.size();) {
+      std::vector<Acc> group;
+      const int64_t pool = t.buffers[order[k]].pool;
+      int64_t reach = t.buffers[order[k]].offset;
+      bool one = true, bits = false, writes = false;
+      for (const size_t first = k; k < order.size() && t.buffers[order[k]].pool == pool && (k == first || t.buffers[order[k]].offset < reach); ++k) {
+        const int32_t b = order[k];
+        reach = std::max(reach, end(b));
+        if (t.buffers[b].tagged) {
+          tagged(by_buffer[b], b);
+          continue;
+        }
+        one &= group.empty() || by_buffer[b].empty();
+        bits |= t.buffers[b].bits < 8;
+        group.insert(group.end(), by_buffer[b].begin(), by_buffer[b].end());
+      }
+      for (const auto& a : group) writes |= a.write;
+      if (!writes) continue;
+      if (!one) std::stable_sort(group.begin(), group.end(), [&](const Acc& a, const Acc& b) { return rank_[a.task] < rank_[b.task]; });
+      for (auto& a : group)
+        if (a.row_class < 0) a.row_class = classes.try_emplace(a.rows.key(), int32_t(classes.size())).first->second;
+      sweep(group, one && !bits);
+      moving(group);
+    }
+  }
+
+  // Accesses that touch the same bytes in every step, cell by cell in replay order.  Each read must follow the write before it,
+  // each write the write before it and the reads since; all other conflicts follow, because must-order is transitive.
+  struct Cell {
+    int32_t write = -1;
+    int64_t write_step = 0;
+    bool open = true;  // no write of the step at hand yet
+    std::vector<std::pair<int32_t, int64_t>> readers;
+  };
+  void sweep(const std::vector<Acc>& group, bool rectangles) {
+    std::vector<const Acc*> fixed;
+    for (const auto& a : group)
+      if (!a.rows.moves && !a.cols.moves) fixed.push_back(&a);
+    if (std::none_of(fixed.begin(), fixed.end(), [](const Acc* a) { return a->write; })) return;
+    std::vector<Wide> rows, cols;
+    const std::map<int64_t, int64_t> nothing;
+    std::vector<std::vector<Span>> spans;
+    for (const Acc* a : fixed) {
+      if (rectangles) {
+        rows.push_back(a->rows.a.add), rows.push_back(Wide(a->rows.a.add) + a->rows.a.length);
+        cols.push_back(a->cols.a.add), cols.push_back(Wide(a->cols.a.add) + a->cols.a.length);
+      } else {
+        spans.push_back(bytes(*a, 0, nothing));
+        for (const auto& s : spans.back()) cols.push_back(s.lo), cols.push_back(s.hi);
+      }
+    }
+    for (auto* cut : {&rows, &cols}) std::sort(cut->begin(), cut->end()), cut->erase(std::unique(cut->begin(), cut->end()), cut->end());
+    const int64_t width = int64_t(cols.size()), height = std::max<int64_t>(1, int64_t(rows.size()));
+    require(Wide(width) * height <= kMaxCells, "tables: a buffer is cut into too many tiles to check");
+    std::vector<Cell> cells(size_t(width * height));
+    auto index = [](const std::vector<Wide>& cut, Wide x) { return std::lower_bound(cut.begin(), cut.end(), x) - cut.begin(); };
+    struct Box {
+      int64_t r0, r1, c0, c1;
+    };
+    std::vector<std::vector<Box>> boxes;
+    for (size_t k = 0; k < fixed.size(); ++k) {
+      const Acc& a = *fixed[k];
+      boxes.emplace_back();
+      if (rectangles)
+        boxes.back().push_back({index(rows, a.rows.a.add), index(rows, Wide(a.rows.a.add) + a.rows.a.length), index(cols, a.cols.a.add),
+                                index(cols, Wide(a.cols.a.add) + a.cols.a.length)});
+      else
+        for (const auto& s : spans[k]) boxes.back().push_back({0, 1, index(cols, s.lo), index(cols, s.hi)});
+    }
+    const int64_t passes = z.unroll ? t.steps : std::min<int64_t>(t.steps, 2);
+    for (int64_t step = 0; step < passes; ++step) {
+      if (step)
+        for (auto& c : cells) c.open = true;
+      const bool wrap_only = step && !z.unroll;  // inside the second step nothing is new
+      // The reads of a task come before its writes in time, but only its order to other tasks matters here.
+      for (size_t k = 0; k < fixed.size(); ++k)
+        for (const Box& box : boxes[k])
+          for (int64_t r = box.r0; r < box.r1; ++r)
+            for (int64_t c = box.c0; c < box.c1; ++c) visit(cells[r * width + c], *fixed[k], step, wrap_only);
+    }
+  }
+  void visit(Cell& cell, const Acc& a, int64_t step, bool wrap_only) {
+    if (wrap_only && !cell.open) return;
+    auto after = [&](int32_t task, int64_t since) {
+      if (task != a.task || since != step) need(task, a.task, since, step - since, false);
+    };
+    if (cell.write >= 0) after(cell.write, cell.write_step);
+    if (!a.write) {
+      cell.readers.push_back({a.task, step});
+      return;
+    }
+    for (auto [task, since] : cell.readers) after(task, since);
+    cell.readers.clear();
+    cell.write = a.task, cell.write_step = step, cell.open = false;
+  }
+
+  // Accesses that move with the step or a variable, against every other one of the same bytes.
+  void moving(const std::vector<Acc>& group) {
+    std::vector<const Acc*> movers;
+    for (const auto& a : group)
+      if (a.rows.moves || a.cols.moves) movers.push_back(&a);
+    for (const Acc* m : movers)
+      for (const auto& x : group) {
+        if (queue_[m->task] == queue_[x.task] || !(m->write || x.write)) continue;
+        if ((x.rows.moves || x.cols.moves) && &x < m) continue;  // that pair was seen from the other side
+        if (z.unroll) {
+          for (int64_t i = 0; i < t.steps; ++i)
+            for (int64_t j = i; j < t.steps; ++j) {
+              if (overlap(*m, i, x, j)) need(m->task, x.task, i, j - i, i == j);
+              if (i != j && overlap(*m, j, x, i)) need(x.task, m->task, i, j - i, false);
+            }
+          continue;
+        }
+        const Lags l = lags_of(*m, x);
+        if (l.now) need(m->task, x.task, 0, 0, true);
+        if (l.forward > 0) need(m->task, x.task, 0, l.forward, false);
+        if (l.backward > 0) need(x.task, m->task, 0, l.backward, false);
+      }
+  }
+
+  // A reader of this step's tag cannot end before its writers: replay must have run them.
+  void tagged(const std::vector<Acc>& reads, int32_t buffer) {
+    if (reads.empty()) return;
+    for (int64_t b = 0; b < n; ++b)
+      for (int64_t a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {
+        if (t.acc_buffer[a] != buffer || !(t.acc_flags[a] & kWrite)) continue;
+        const Acc w{int32_t(b), buffer, true, line(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a]), line(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a])};
+        for (const auto& r : reads) {
+          bool hit = t.steps > kExactSteps;
+          for (int64_t i = 0; i < t.steps && !hit; ++i) hit = overlap(w, i, r, i);
+          if (hit && rank_[b] >= rank_[r.task]) error("certificate: replay runs task " + num(r.task) + " before task " + num(b) + " wrote its tagged data");
+        }
+      }
+  }
+};
+
+using I32Array = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using I64Array = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<std::string> check(nb::bytes tables, int64_t unroll, int64_t n_tasks, int64_t n_queues, I32Array replay, I32Array row,
+                               I64Array row_off, I32Array row_queue, I32Array row_value) {
+  auto span = [](const auto& a) { return std::span(a.data(), a.size()); };
+  const CertificateView view{unroll, n_tasks, n_queues, span(replay), span(row), span(row_off), span(row_queue), span(row_value)};
+  std::string_view raw(tables.c_str(), tables.size());
+  std::vector<uint64_t> copy;
+  if (reinterpret_cast<uintptr_t>(raw.data()) % 8) {
+    copy.resize(raw.size() / 8 + 1);
+    std::memcpy(copy.data(), raw.data(), raw.size());
+    raw = {reinterpret_cast<const char*>(copy.data()), raw.size()};
+  }
+  nb::gil_scoped_release release;
+  try {
+    return check_certificate(Tables(raw), view);
+  } catch (const TableError& e) {
+    return {e.what()};
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> check_certificate(const Tables& tables, const CertificateView& certificate) {
+  if (certificate.row_off.empty()) return {"certificate: the clock table is cut off"};
+  Checker c(tables, certificate);
+  c.run();
+  return c.errors;
+}
+
+void bind_checker(nb::module_& m) {
+  m.def("check_certificate", &check, nb::arg("tables"), nb::arg("unroll"), nb::arg("n_tasks"), nb::arg("n_queues"), nb::arg("replay"),
+        nb::arg("row"), nb::arg("row_off"), nb::arg("row_queue"), nb::arg("row_value"),
+        "What is wrong with a certificate (see amk_core.schedule.certificate); the hash is checked in Python.");
+}
+
+}  // namespace amk
