@@ -193,18 +193,25 @@ def token_feedback(rng: Rng) -> Json:
 
 # ---- stop and host
 def stop_seen_by_one_queue(rng: Rng) -> Json:
-    """Every queue must see the decision of step i before step i + 1; one may only see it late, or not at all."""
+    """Every queue must know the decision of step i before it enters step i + 1, by waits on the step before; one may see it late,
+    not at all, or only behind a wait of the new step."""
     queues, steps = rng.choice((2, 3)), rng.choice((1, 2, 3, 4))
     n = Net(queues, steps)
-    stop, c = n.buffer(1, rows=steps, lifetime="host"), n.counter()
+    stop, c, work = n.buffer(1, rows=steps, lifetime="host"), n.counter(), n.counter()
     blind = rng.choice((None, None, *range(1, queues)))
+    how = rng.choice(("free", "late", "same step"))
+    first = n.task(0, waits=[(c, 1, -1)] if rng.random() < 0.5 else [], signals=[(work, 1)]) if rng.random() < 0.6 else None
     for q in range(1, queues):
-        n.task(q, waits=[(c, 1, -1)] if q != blind else [])
-        if rng.random() < 0.4:
-            n.task(q, waits=[(c, 1, -1)] if q == blind else [])
-    if rng.random() < 0.4:
-        n.task(0)
+        if q != blind:
+            waits = [(c, 1, -1)] + ([(work, 1)] if first is not None and rng.random() < 0.5 else [])
+        else:
+            waits = [(work, 1)] if how == "same step" and first is not None else []
+        n.task(q, waits=waits)
+        if rng.random() < 0.4 or (q == blind and how == "late"):
+            n.task(q, waits=[(c, 1, -1)] if q == blind and how == "late" else [])
     sampler = n.task(0, [], [access(stop, ONE, affine(1))], [], [(c, 1)])
+    if rng.random() < 0.2:  # queue order alone: the last task of this step stands behind the decision of this step
+        n.task(1, waits=[(c, 1)])
     if rng.random() < 0.2:  # somebody else writes the decision too, in order
         n.task(0, [], [access(stop, ONE, affine(1))])
     n.extra["stop"] = {"buffer": stop, "task": sampler}

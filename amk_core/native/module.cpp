@@ -4,6 +4,7 @@
 namespace nb = nanobind;
 
 namespace amk {
+void bind_checker(nb::module_& m);
 void bind_oracle(nb::module_& m);
 void bind_vm(nb::module_& m);
 void bind_validate(nb::module_& m);
@@ -11,6 +12,7 @@ void bind_validate(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "Native core of AMK: validator, oracle, certificate checker and CPU VM.";
+  amk::bind_checker(m);
   amk::bind_oracle(m);
   amk::bind_vm(m);
   amk::bind_validate(m);

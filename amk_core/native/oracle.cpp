@@ -371,16 +371,21 @@ class Oracle {
     }
   }
 
+  // A queue that comes to step i + 1 waits for the e = -1 waits of its first task, reads stop[i], and leaves or goes on.  So the
+  // task that writes stop[i] must have ended in every state in which some queue has got so far.
+  int64_t stop_at_ = -1;  // instance of the stop task in step 0
   void stop_rule() {
     if (t.stop_task < 0) return;
-    int64_t where = -1;
     for (int64_t k = 0; k < n_inst; ++k)
-      if (task_[size_t(k)] == t.stop_task && step_[size_t(k)] == 0) where = k;
-    const int64_t length = len_[size_t(queue_[size_t(where)])];
-    for (int64_t q = 0; q < t.n_queues; ++q)
-      if (len_[size_t(q)])
-        for (int64_t i = 0; i + 1 < t.steps; ++i)
-          require(where + i * length, base_[size_t(q)] + (i + 1) * len_[size_t(q)], kStop);
+      if (task_[size_t(k)] == t.stop_task && step_[size_t(k)] == 0) stop_at_ = k;
+  }
+  void decision(int64_t q, const std::vector<int64_t>& event) {
+    const int64_t done = event[size_t(q)] / 2, length = len_[size_t(q)];
+    if (stop_at_ < 0 || length == 0 || done == 0 || done % length || done >= total(q)) return;
+    if (!enabled(base_[size_t(q)] + done, event, false, true)) return;
+    const int64_t writer = stop_at_ + (done / length - 1) * len_[size_t(queue_[size_t(stop_at_)])];
+    if (event[size_t(queue_[size_t(writer)])] < 2 * pos_[size_t(writer)] + 2)
+      mark(kStop, "queue " + num(q) + " decides on step " + num(done / length) + " before the stop task has ended");
   }
 
   void conflicts_of(const std::vector<int64_t>& v) {
@@ -474,6 +479,7 @@ class Oracle {
   struct Threshold {
     int32_t counter;
     int64_t need;
+    bool before;  // a wait on the step before
   };
   std::vector<std::vector<Threshold>> thresholds_;
   std::vector<std::vector<int64_t>> prefix_;  // [queue][counter * (n_q + 1) + tasks completed]
@@ -496,7 +502,7 @@ class Oracle {
       for (int64_t w = t.wait_off[b]; w < t.wait_off[b + 1]; ++w) {
         const auto x = size_t(w);
         const int64_t step = step_[size_t(k)] + t.wait_e[x];
-        if (step >= 0) thresholds_[size_t(k)].push_back({t.wait_counter[x], step * t.counters[size_t(t.wait_counter[x])] + t.wait_t[x]});
+        if (step >= 0) thresholds_[size_t(k)].push_back({t.wait_counter[x], step * t.counters[size_t(t.wait_counter[x])] + t.wait_t[x], t.wait_e[x] == -1});
       }
     }
     for (int64_t q = 0; q < t.n_queues; ++q) {
@@ -515,8 +521,9 @@ class Oracle {
   }
 
   int64_t total(int64_t q) const { return len_[size_t(q)] * t.steps; }
-  bool enabled(int64_t instance, const std::vector<int64_t>& event, bool with_tags) const {
-    for (const auto& [c, need] : thresholds_[size_t(instance)]) {
+  bool enabled(int64_t instance, const std::vector<int64_t>& event, bool with_tags, bool only_before = false) const {
+    for (const auto& [c, need, before] : thresholds_[size_t(instance)]) {
+      if (only_before && !before) continue;
       int64_t count = 0;
       for (int64_t q = 0; q < t.n_queues; ++q) count += prefix_[size_t(q)][size_t(c * (total(q) + 1) + event[size_t(q)] / 2)];
       if (count < need) return false;
@@ -560,6 +567,7 @@ class Oracle {
           if (seen.insert(code + weight[size_t(q)])) stack.push_back(code + weight[size_t(q)]);
         } else if (e < 2 * total(q)) {
           const int64_t k = base_[size_t(q)] + e / 2;
+          if (orders) decision(q, event);
           if (!enabled(k, event, with_tags)) continue;
           ready[size_t(q)] = 1;
           if (orders) start(k, event);
@@ -728,8 +736,8 @@ class Oracle {
       mark(kProxy, "task " + num(int64_t(b)) + " releases bulk stores that are not complete");
   }
 
-  // Every real op must reach what leaves the launch: an output, a host buffer, or an opaque task.  A launch without output
-  // buffers (a prefill) is run for the buffers that it keeps.
+  // Every real op must reach what outlives its step, or an opaque task.  A launch without output buffers (a prefill) is run for
+  // what it leaves behind, and may compute a whole layer for that.
   void side_effects() {
     bool outputs = false;
     for (const auto& b : t.buffers) outputs |= b.kind == kOutput;
@@ -739,7 +747,8 @@ class Oracle {
       bool out = t.task_op[size_t(b)] == 0;
       for (int64_t a = t.acc_off[size_t(b)]; a < t.acc_off[size_t(b) + 1]; ++a) {
         const auto& buffer = t.buffers[size_t(t.acc_buffer[size_t(a)])];
-        out |= (t.acc_flags[size_t(a)] & kWrite) && (buffer.kind == kOutput || buffer.lifetime == kHost);
+        const bool stays = buffer.kind == kOutput || buffer.kind == kKv || buffer.kind == kToken || buffer.lifetime != kStep;
+        out |= (t.acc_flags[size_t(a)] & kWrite) && stays;
       }
       if (out) useful.insert(b);
     }

@@ -2,7 +2,8 @@
 
 It shares nothing with the search that made the certificate.  The rules are those of :mod:`amk_core.schedule.certificate`: replay
 order, the local rule of the clocks, and an order for every conflict.  ``engine="native"`` is ``native/checker.cpp``, for tables of
-any size; ``engine="python"`` is this page, quadratic and readable, for tables of a few thousand tasks.
+any size; ``engine="python"`` is this page, quadratic and readable, for tables of a few thousand tasks.  The native engine uses that
+must-order is transitive and compares neighbours only, so it also takes clocks that leave out what follows from others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from amk_core import _native
 from amk_core.schedule.certificate import Certificate
 from amk_core.schedule.ir import DTYPE_BITS, MAYBE, PREV_EPOCH, WRITE, Schedule
 from amk_core.schedule.tables import TableError, table_hash, unpack
@@ -35,6 +35,8 @@ def check_certificate(
         if c.table_hash != table_hash(tables):
             return ["certificate: it belongs to other tables (SHA-256 differs)"]
         if engine == "native":
+            from amk_core import _native  # loaded when it is used, not at import
+
             arrays = (c.replay, c.row, c.row_off, c.row_queue, c.row_value)
             return list(_native.check_certificate(tables, c.unroll, c.n_tasks, c.n_queues, *arrays))
         _Checker(unpack(tables), c).run()
@@ -148,7 +150,7 @@ class _Checker:
             least = 0 if c.unroll else -(2**31) + 1
             self.need(all(least <= v <= copies * self.length[r] for r, v in self.rows[-1].items()), "a clock is out of range")
         self.need(all(0 <= k < len(self.rows) for k in c.row.tolist()), "an instance has no clock")
-        self.row = c.row.tolist()
+        self.row: list[int] = c.row.tolist()
         for q, ids in enumerate(self.queues):
             for i in range(copies):
                 for j, b in enumerate(ids):
@@ -187,7 +189,10 @@ class _Checker:
             steps = range(self.c.unroll)
             return sum(w for p, w in self.producers[k] for i in steps if (self.plus(p, i, r) or 0) < v) < need
         clocks = [(w, self.plus(p, 0, r)) for p, w in self.producers[k]]
-        return all(y is not None for _, y in clocks) and sum(w * -((y - v) // self.length[r]) for w, y in clocks if y is not None) < need
+        return (
+            all(y is not None for _, y in clocks)
+            and sum(w * -((y - v) // self.length[r]) for w, y in clocks if y is not None) < need
+        )
 
     # ---- conflicts
     def ordered(self, a: int, b: int, i: int, k: int) -> bool:
@@ -246,7 +251,7 @@ class _Checker:
         return bx is by or (bx.offset < by.offset + by.bytes and by.offset < bx.offset + bx.bytes)
 
     def lags(self, x: _Access, y: _Access) -> tuple[bool, int, int]:
-        """Whether the accesses meet in one step, and the least k > 0 at which x of step i meets y of step i + k, and y x (-1: never)."""
+        """Whether they meet in one step; least k > 0 at which x of step i meets y of step i + k; the same for y and x (-1: never)."""
         key = (x.buffer, x.rows, x.cols, y.buffer, y.rows, y.cols)
         if key not in self.memo:
             later = range(1, self.steps)
@@ -260,7 +265,9 @@ class _Checker:
         last = self.steps - 1 - max(i, j)
         if not any(_moves(line) for line in (x.rows, x.cols, y.rows, y.cols)):
             last = 0
-        if self.same_elements(x, y) and not (self.may_meet(x.rows, y.rows, i, j, last) and self.may_meet(x.cols, y.cols, i, j, last)):
+        if self.same_elements(x, y) and not (
+            self.may_meet(x.rows, y.rows, i, j, last) and self.may_meet(x.cols, y.cols, i, j, last)
+        ):
             return False
         if self.steps <= EXACT_STEPS:
             return any(self.overlap(x, i + s, y, j + s) for s in range(last + 1))
