@@ -251,7 +251,7 @@ class _Checker:
         return bx is by or (bx.offset < by.offset + by.bytes and by.offset < bx.offset + bx.bytes)
 
     def lags(self, x: _Access, y: _Access) -> tuple[bool, int, int]:
-        """Whether they meet in one step; least k > 0 at which x of step i meets y of step i + k; the same for y and x (-1: never)."""
+        """Whether they meet in one step; least k > 0 at which x of step i meets y of step i + k; the same for y and x (-1: no)."""
         key = (x.buffer, x.rows, x.cols, y.buffer, y.rows, y.cols)
         if key not in self.memo:
             later = range(1, self.steps)

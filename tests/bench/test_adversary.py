@@ -12,8 +12,8 @@ from amk_core.schedule import oracle
 from amk_core.schedule.ir import Schedule
 
 ALWAYS_UNSAFE = {"dangling_reference", "wrong_per_step"}
-ALWAYS_SAFE = {"overtaking_safe", "real_lowering"}
-HARDLY_EVER_UNSAFE = {"placed"}
+ALWAYS_SAFE = {"overtaking_safe"}
+HARDLY_EVER_UNSAFE = {"placed", "real_lowering"}
 PER_CLASS = 40
 
 
