@@ -221,9 +221,11 @@ End Determinism.
 
 (** Must-orders make a schedule race-free: what a certificate gives is what determinism needs. *)
 Theorem ordered_is_race_free : forall P addr (reads writes : nat -> nat -> addr -> Prop),
-  (forall qa ia qb ib, qa <> qb -> conflict addr reads writes qa ia qb ib -> must P qa ia qb ib \/ must P qb ib qa ia) ->
+  (forall qa ia qb ib, qa < queues P /\ ia < len P qa -> qb < queues P /\ ib < len P qb -> qa <> qb ->
+   conflict addr reads writes qa ia qb ib -> must P qa ia qb ib \/ must P qb ib qa ia) ->
   race_free P addr reads writes.
 Proof.
-  intros P addr reads writes H qa ia qb ib N C Co. apply (race_iff P) in Co. destruct Co as (A & B).
-  destruct (H qa ia qb ib N C); contradiction.
+  intros P addr reads writes H qa ia qb ib N C Co. assert (Co' := Co). destruct Co' as (s & _ & A & B & Ea & Eb).
+  apply coenabled_not_must in Co. destruct Co as (Na & Nb).
+  destruct (H qa ia qb ib) as [M|M]; auto; destruct Ea as (? & ? & _), Eb as (? & ? & _); subst; auto.
 Qed.

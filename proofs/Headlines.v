@@ -1,6 +1,6 @@
 (** The theorems that docs/validator.md names.  `make` fails unless each of them is closed under the global context. *)
 
-From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag.
+From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag Sweep Checker.
 
 (* Deadlock *)
 Print Assumptions Semantics.dominance.
@@ -26,6 +26,7 @@ Print Assumptions Events.overlap_iff_coenabled.
 (* Every number of steps, without unrolling *)
 Print Assumptions Periodic.periodic_clocks_sound.
 Print Assumptions Periodic.periodic_sound.
+Print Assumptions Periodic.loop_must_later.
 Print Assumptions PeriodicComplete.exact_periodic_clocks_exist.
 Print Assumptions PeriodicComplete.periodic_complete.
 Print Assumptions PeriodicComplete.exact_is_greatest.
@@ -38,7 +39,18 @@ Print Assumptions Tag.not_lost.
 Print Assumptions Tag.returns_its_epoch.
 Print Assumptions Tag.tagged_progress.
 
+(* Neighbours in a byte's accesses *)
+Print Assumptions Sweep.sweep_sufficient.
+Print Assumptions Sweep.two_rounds_suffice.
+Print Assumptions Sweep.second_round_may_stop.
+Print Assumptions Sweep.loop_sweep_sufficient.
+
 (* What a race-free schedule computes *)
 Print Assumptions Determinism.every_run_reaches_the_end.
 Print Assumptions Determinism.deterministic.
 Print Assumptions Determinism.ordered_is_race_free.
+
+(* The checker that is extracted *)
+Print Assumptions Checker.replay_decides.
+Print Assumptions Checker.live_waits_for_writers.
+Print Assumptions Checker.checker_sound.

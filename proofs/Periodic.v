@@ -8,7 +8,7 @@
 From Coq Require Import Arith ZArith Lia List Bool.
 From AMK Require Import Sums Semantics MustOrder Loop.
 Import ListNotations.
-Open Scope Z_scope.
+Local Open Scope Z_scope.
 
 Fixpoint zsum (n : nat) (f : nat -> Z) : Z := match n with O => 0 | S k => zsum k f + f k end.
 
@@ -240,5 +240,12 @@ Proof.
   pose proof (periodic_clocks_sound v Ok T s qb (i + k) jb qa x R En Jb E Ha) as K.
   assert (Z.of_nat (i + k) * lz qa + x <= Z.of_nat (s qa)) by (apply K; auto; lia).
   unfold lz in *. nia.
+Qed.
+
+(** For accesses that stand still, the least distance decides: larger distances follow. *)
+Theorem loop_must_later : forall qa ja qb jb k, loop_must qa ja qb jb k -> loop_must qa ja qb jb (S k).
+Proof.
+  intros qa ja qb jb k M T i s R En E. pose proof (M T (S i) s R En) as H.
+  assert (S i * L qa + ja < s qa)%nat by (apply H; rewrite E; f_equal; f_equal; lia). nia.
 Qed.
 End Periodic.

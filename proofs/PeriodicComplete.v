@@ -11,7 +11,7 @@
 From Coq Require Import Arith ZArith Lia List Bool.
 From AMK Require Import Sums Semantics MustOrder Loop OneStep Periodic.
 Import ListNotations.
-Open Scope Z_scope.
+Local Open Scope Z_scope.
 
 (** *** Finite choice under double negation *)
 Lemma nn_choice : forall (X : Type) (d : X) n (A : nat -> X -> Prop),
