@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amk_core import _native, schedule
-from amk_core.schedule import ops
+from amk_core import _native
+from amk_core.schedule import Certificate, check_certificate, ops
 from amk_core.schedule.ir import DTYPES
 from amk_core.schedule.tables import MAGIC, read_sections
 from amk_core.vm import CertificateRefused, Fault, LaunchAborted, LaunchResult, VmFault
@@ -26,19 +26,15 @@ def check(tables: bytes, certificate: object) -> None:
     Raises:
         CertificateRefused: no certificate, or one that is not accepted for exactly these tables.
     """
-    check_certificate = getattr(schedule, "check_certificate", None)
-    if check_certificate is None:
-        raise CertificateRefused("this build has no certificate checker, so no tables can be accepted; reinstall amk")
     if certificate is None:
         raise CertificateRefused("the tables carry no certificate; run amk_core.schedule.validate first and pass its certificate")
-    try:
-        accepted = check_certificate(tables, certificate)
-    except ValueError as e:
+    if not isinstance(certificate, Certificate | bytes):
+        raise CertificateRefused(f"a certificate is required, seen {type(certificate).__name__}")
+    errors = check_certificate(tables, certificate)
+    if errors:
         raise CertificateRefused(
-            f"the certificate is refused: {e}; validate the schedule that these tables were packed from"
-        ) from e
-    if accepted is False:
-        raise CertificateRefused("the certificate is not accepted for these tables; validate the schedule they were packed from")
+            f"the certificate is refused: {'; '.join(errors)}; validate the schedule that these tables were packed from"
+        )
 
 
 class CpuVM:

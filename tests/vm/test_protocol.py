@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amk_core.schedule import tables
+from amk_core.schedule import tables, validate
 from amk_core.schedule.build import Builder
 from amk_core.schedule.ir import Kind, Lifetime, Variable
 from amk_core.vm import CertificateRefused, LaunchAborted, VmFault
@@ -229,3 +230,21 @@ def test_tables_without_an_accepted_certificate_are_refused() -> None:
     packed, tape = relay_tables()
     with pytest.raises(CertificateRefused):
         CpuVM(packed, None, task_weight=np.zeros(1, np.int64), tape=tape, tape_dtype="f32")
+
+
+def test_a_certificate_that_does_not_hold_is_refused() -> None:
+    """The VM asks the checker: a right certificate with one number changed, and one of other tables, never start a thread."""
+    b = Builder(1)
+    b.buffer("h", Kind.ACTIVATION, "f32", (1, COLS), "main")
+    b.task("opaque", 0, {}, [], [b.counter("c")])
+    s = b.build(1, (), (), None, None, {})
+    certificate = validate(s).certificate
+    assert certificate is not None
+    arguments: dict[str, Any] = {"task_weight": np.full(1, -1, np.int64), "tape": np.zeros(0, np.uint8), "tape_dtype": "f32"}
+    with pytest.raises(ValueError, match="an opaque task has no code"):  # the certificate holds; only the VM objects
+        CpuVM(tables.pack(s), certificate, **arguments)
+    wrong = dataclasses.replace(certificate, replay=np.array([7], np.int32))
+    with pytest.raises(CertificateRefused, match="replay"):
+        CpuVM(tables.pack(s), wrong, **arguments)
+    with pytest.raises(CertificateRefused, match="SHA-256"):
+        CpuVM(relay_tables()[0], certificate, **arguments)
