@@ -153,7 +153,9 @@ std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*&
   const auto [len_lo, len_hi] = span(r.length, r.length_stride, r.length_var);
   if (len_lo < 0 || len_hi > limit) return problem = "range", std::nullopt;
   if (r.mod > 0) {
+    const bool ring = r.stride != 0;
     r.add = floor_mod(r.add, r.mod), r.stride = floor_mod(r.stride, r.mod);
+    if (ring && r.stride == 0) r.stride = r.mod;  // a ring of one place is still a ring
     const i64 width = r.var >= 0 ? t.variables[r.var].max - t.variables[r.var].min + 1 : 1;
     const i64 first = r.var >= 0 ? t.variables[r.var].min : 0;
     const i64 g = r.stride ? std::gcd(r.stride, r.mod) : r.mod;
