@@ -77,6 +77,13 @@ class Builder:
         self.queues[queue].append(task)
         return task
 
+    def guard(self, wait: Wait) -> None:
+        """Give the first task of every queue this wait: a queue that may leave at a stop must decide before it waits for a task
+        of the same step, which another queue may never run."""
+        for queue in self.queues:
+            if queue and wait not in self._waits[queue[0]]:
+                self._waits[queue[0]] = (wait, *self._waits[queue[0]])
+
     def build(
         self, steps: int, unbounded: Iterable[str], variables: tuple[Variable, ...], target: TargetLimits | None,
         stop: tuple[int, int] | None, meta: Mapping[str, int | str],

@@ -310,6 +310,8 @@ class _Lowering:
             stop, before = (ids["stop"], task), (sampled, 1, 0)
         # every reader of h and of the token in the step before is behind this counter
         start.append((before[0], before[1], -1))
+        if decode:
+            b.guard((before[0], before[1], -1))
         variables = (
             Variable("p0", geo.batch, 0, geo.context),
             Variable("n", geo.batch, 0, geo.max_steps * geo.chunk),

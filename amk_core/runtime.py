@@ -1,0 +1,427 @@
+"""A loaded model: checkpoint, schedules, certificates, weight tape and VM, behind ``generate`` and ``logits``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from amk_core.graph import ModelGraph
+from amk_core.importer import ImportedModel, open_model
+from amk_core.importer.rope import rope_tables
+from amk_core.schedule import tables
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.lower import MAX_STOP_IDS, Geometry, Mode, Purpose, lower
+from amk_core.schedule.ops import CONTROL_WORDS
+from amk_core.schedule.pack import TAPE_DTYPES, Tape, TapeLayout, logical_weight
+from amk_core.schedule.validate import Verdict, validate
+from amk_core.targets import Target
+from amk_core.vm import LaunchAborted
+from amk_core.vm.cpu import CpuVM
+
+POLL_S = 0.05  # a streaming launch that finishes no step within this is looked at again
+DEFAULT_CONTEXT = 2048
+
+Tokens = Sequence[int]
+OnToken = Callable[[int, int], None]  # (index of the prompt, token id)
+
+
+class RequestError(ValueError):
+    """A request the loaded model cannot serve; the message says what was asked, what is possible and what to do."""
+
+
+class ScheduleRejected(RuntimeError):
+    """Lowering produced a schedule that the validator does not accept; nothing was run."""
+
+    def __init__(self, purpose: str, verdict: Verdict) -> None:
+        self.verdict = verdict
+        first = verdict.findings[0].message if verdict.findings else "no finding"
+        super().__init__(f"the {purpose} schedule is rejected with {len(verdict.findings)} findings; the first: {first}")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One continuation: token ids without the prompt, its text where a tokenizer is there, and why it ended."""
+
+    tokens: list[int]
+    text: str | None
+    finish: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the last call did: tokens and wall seconds, prompt and continuation apart."""
+
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_tokens: int = 0
+    decode_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoded tokens a second over all sequences."""
+        return self.decode_tokens / self.decode_s if self.decode_s else 0.0
+
+
+@dataclass(slots=True)
+class Program:
+    """A schedule that was accepted, its tables and the VM that runs them."""
+
+    schedule: Schedule
+    verdict: Verdict
+    geometry: Geometry
+    vm: CpuVM
+
+
+@dataclass(slots=True)
+class Model:
+    """A model ready to run; make one with :func:`load`.
+
+    One call runs at a time; the KV cache belongs to the call.
+    """
+
+    imported: ImportedModel
+    mode: Mode
+    target: Target
+    batch: int
+    chunk: int
+    context: int
+    config: ScheduleConfig
+    perturb_seed: int | None = None  # random delays around every task, for tests of determinism
+    spin_timeout_s: float = 60.0  # a wait longer than this is a fault, not a hang
+    stats: Stats = field(default_factory=Stats)
+    _programs: dict[Purpose, Program] = field(default_factory=dict)
+    _tape: Tape | None = None
+    _kv: npt.NDArray[np.uint8] | None = None
+    _constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _tokenizer: Any = None
+
+    # -- parts
+    @property
+    def graph(self) -> ModelGraph:
+        return self.imported.graph
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules built so far, by purpose."""
+        return {str(k): p.schedule for k, p in self._programs.items()}
+
+    @property
+    def tape(self) -> Tape:
+        """The weight tape (built by the first program)."""
+        self.program("decode")
+        assert self._tape is not None
+        return self._tape
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer (a transformers object), or None when it ships none."""
+        if self._tokenizer is None and self.imported.tokenizer_path is not None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(str(self.imported.tokenizer_path))
+        return self._tokenizer
+
+    def geometry(self, purpose: Purpose) -> Geometry:
+        if purpose == "decode":
+            return Geometry("decode", self.batch, 1, self.context)
+        return Geometry(purpose, self.batch if purpose == "prefill" else 1, self.chunk, self.context)
+
+    def program(self, purpose: Purpose) -> Program:
+        """Lower, validate and load the schedule of a purpose (once).
+
+        Raises:
+            ScheduleRejected: the validator found something; nothing is run.
+        """
+        if purpose in self._programs:
+            return self._programs[purpose]
+        geo = self.geometry(purpose)
+        schedule = lower(self.graph, self.config, self.target, geo, self.mode)
+        verdict = validate(schedule)
+        if not verdict.accepted or verdict.certificate is None:
+            raise ScheduleRejected(purpose, verdict)
+        if self._tape is None:
+            base = schedule if purpose == "decode" else lower(self.graph, self.config, self.target, self.geometry("decode"), self.mode)
+            self._tape = Tape.build(TapeLayout.of(base), lambda name: logical_weight(self.graph, self.imported.weights.get, name))
+        kv_bytes = next(p.bytes or 0 for p in schedule.pools if p.id == "kv")
+        if self._kv is None or len(self._kv) < kv_bytes:
+            if self._programs:
+                raise AssertionError("programs of one model share one KV pool: the first must need the most")
+            raw = np.zeros(max(kv_bytes, self._kv_bytes()) + 64, np.uint8)
+            self._kv = raw[-raw.ctypes.data % 64 :][: len(raw) - 64]
+        vm = CpuVM(
+            tables.pack(schedule),
+            verdict.certificate,
+            task_weight=self._tape.layout.locate(schedule),
+            tape=self._tape.data,
+            tape_dtype=self._tape.layout.dtype,
+            bound={b.name: self._constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
+            pools={"kv": self._kv},
+        )
+        self._programs[purpose] = Program(schedule, verdict, geo, vm)
+        return self._programs[purpose]
+
+    def _kv_bytes(self) -> int:
+        g, geo = self.graph, self.geometry("decode")
+        row = g.n_kv_heads * g.head_dim * np.dtype(TAPE_DTYPES["f32" if self.mode == "exact" else "bf16"]).itemsize
+        per_buffer = -(-geo.batch * geo.kv_rows * row // 256) * 256
+        return 2 * g.n_layers * per_buffer
+
+    def _constant(self, name: str, dtype: str, rows: int) -> npt.NDArray[Any]:
+        """A table buffer: embedding, norm weights, rotary tables (padded with zero rows behind the trained context)."""
+        if name not in self._constants:
+            if name.startswith("rope."):
+                cos, sin = rope_tables(self.graph.rope, min(rows, self.graph.context))
+                pad = ((0, rows - len(cos)), (0, 0))
+                self._constants["rope.cos"], self._constants["rope.sin"] = np.pad(cos, pad), np.pad(sin, pad)
+            else:
+                a = np.asarray(self.imported.weights.get(name))
+                a = a.reshape(1, -1) if a.ndim == 1 else a
+                self._constants[name] = np.ascontiguousarray(a.astype(TAPE_DTYPES[dtype], copy=False))
+        return self._constants[name]
+
+    # -- running
+    def _run(self, program: Program, steps: int, p0: Sequence[int], n: Sequence[int], seen: Callable[[int], None] | None) -> int:
+        """Launch and wait; ``seen(k)`` is called as the number k of finished steps grows.  Returns the steps done."""
+        vm = program.vm
+        vm.launch(steps, [*p0, *n], spin_timeout_s=self.spin_timeout_s, perturb_seed=self.perturb_seed)
+        try:
+            k = 0
+            while seen is not None and vm.running:
+                k = vm.poll(k + 1, POLL_S)
+                seen(k)
+        except BaseException:
+            vm.abort()
+            with contextlib.suppress(LaunchAborted):
+                vm.wait()
+            raise
+        done = vm.wait().steps
+        if seen is not None:
+            seen(done)
+        return done
+
+    def _prefill(self, prompts: Sequence[Tokens]) -> None:
+        """Append the KV rows of every token but the last of each prompt (one prompt a sequence slot)."""
+        lengths = [max(0, len(p) - 1) for p in prompts] + [0] * (self.batch - len(prompts))
+        if not any(lengths):
+            return
+        program = self.program("prefill")
+        width = program.geometry.max_steps * program.geometry.chunk
+        for base in range(0, max(lengths), width):
+            n = [min(max(length - base, 0), width) for length in lengths]
+            buffer = program.vm.buffer("prompt")
+            buffer[:] = 0
+            for b, k in enumerate(n):
+                if k:
+                    buffer[b, :k] = prompts[b][base : base + k]
+            steps = -(-max(n) // program.geometry.chunk)
+            self._run(program, steps, [base if k else 0 for k in n], n, None)
+
+    def generate(
+        self,
+        prompts: str | Tokens | Sequence[str] | Sequence[Tokens],
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop_ids: Sequence[int] | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[Generation]:
+        """Continue one or several prompts (texts or token ids).
+
+        Args:
+            max_new_tokens: at most so many tokens each; prompt and continuation must fit the context.
+            temperature: 0 takes the most likely token (lowest id among equals).
+            top_k: keep so many candidates; 0 keeps all the sampler looks at.
+            top_p: keep the smallest set of candidates that holds this probability.
+            seed: of prompt 0; prompt i draws with seed + i.  A draw depends on the seed and the position alone.
+            stop_ids: token ids that end a continuation (they are its last token); None: the model's own.
+            on_token: called with (index of the prompt, token id) as tokens appear.
+
+        Raises:
+            RequestError: an empty prompt, a token id out of range, a prompt that does not fit, a bad sampling parameter.
+        """
+        requests = self._requests(prompts)
+        stops = list(self.graph.eos_ids if stop_ids is None else stop_ids)
+        self._check_sampling(max_new_tokens, temperature, top_k, top_p, seed, stops)
+        for i, ids in enumerate(requests):
+            if len(ids) + max_new_tokens > self.context:
+                raise RequestError(
+                    f"prompt {i} has {len(ids)} tokens; with {max_new_tokens} new ones that is more than the context of "
+                    f"{self.context}. Load the model with a larger context (at most {self.graph.context}) or ask for fewer tokens."
+                )
+        self.stats = Stats()
+        out: list[Generation] = []
+        for first in range(0, len(requests), self.batch):
+            group = requests[first : first + self.batch]
+            control = np.zeros((self.batch, CONTROL_WORDS), np.uint32)
+            control[:, 0] = np.float32(temperature).view(np.uint32)
+            control[:, 1] = top_k
+            control[:, 2] = np.float32(top_p).view(np.uint32)
+            for b in range(len(group)):
+                control[b, 3:5] = ((seed + first + b) & 0xFFFFFFFF, (seed + first + b) >> 32 & 0xFFFFFFFF)
+            tokens = self._decode(group, max_new_tokens, control, stops, first, on_token)
+            for t in tokens:
+                text = self.tokenizer.decode(t, skip_special_tokens=True) if self.tokenizer is not None else None
+                out.append(Generation(t, text, "stop" if t and t[-1] in stops else "length"))
+        return out
+
+    def _decode(
+        self, group: Sequence[Tokens], limit: int, control: npt.NDArray[np.uint32], stops: Sequence[int], first: int,
+        on_token: OnToken | None,
+    ) -> list[list[int]]:  # fmt: skip
+        t0 = time.perf_counter()
+        self._prefill(group)
+        t1 = time.perf_counter()
+        program = self.program("decode")
+        vm = program.vm
+        out: list[list[int]] = [[] for _ in group]
+        live = [True] * len(group) + [False] * (self.batch - len(group))
+        vm.buffer("control")[:] = control.view(vm.buffer("control").dtype)
+        vm.buffer("stop_ids")[:] = -1
+        vm.buffer("stop_ids")[:, : len(stops)] = stops
+        for b, ids in enumerate(group):
+            vm.buffer("token")[b, 0] = ids[-1]
+        made = 0
+        while made < limit and any(live):
+            steps = min(program.geometry.max_steps, limit - made)
+            vm.buffer("done")[:, 0] = [not alive for alive in live]
+            for b in range(self.batch):
+                if not live[b]:
+                    vm.buffer("token")[b, 0] = 0
+            p0 = [len(group[b]) - 1 + made if live[b] else 0 for b in range(self.batch)]
+            taken = 0
+
+            def seen(k: int) -> None:
+                nonlocal taken
+                rows = vm.buffer("out")
+                for i in range(taken, k):
+                    for b in range(len(group)):
+                        if live[b]:
+                            token = int(rows[i, b])
+                            out[b].append(token)
+                            live[b] = token not in stops
+                            if on_token is not None:
+                                on_token(first + b, token)
+                taken = k
+
+            n = [steps if alive else 0 for alive in live]
+            if on_token is None:
+                seen(self._run(program, steps, p0, n, None))
+            else:
+                self._run(program, steps, p0, n, seen)
+            made += taken
+        t2 = time.perf_counter()
+        s = self.stats
+        self.stats = Stats(
+            s.prefill_tokens + sum(len(p) - 1 for p in group), s.prefill_s + t1 - t0,
+            s.decode_tokens + sum(len(t) for t in out), s.decode_s + t2 - t1,
+        )  # fmt: skip
+        return out
+
+    def logits(self, ids: Tokens) -> npt.NDArray[np.float32]:
+        """Teacher-forced logits, float32 [len(ids), vocab]: row i is what follows ids[0..i].
+
+        Raises:
+            RequestError: as for :meth:`generate`.
+        """
+        (ids,) = self._requests(ids)
+        if len(ids) > self.context:
+            raise RequestError(f"{len(ids)} tokens, the context is {self.context}; load the model with a larger context")
+        t0 = time.perf_counter()
+        self.program("decode")  # sizes the shared KV pool and the tape
+        program = self.program("logits")
+        geo, vm = program.geometry, program.vm
+        width = geo.max_steps * geo.chunk
+        out = np.empty((len(ids), self.graph.vocab_size), np.float32)
+        for base in range(0, len(ids), width):
+            k = min(width, len(ids) - base)
+            vm.buffer("prompt")[:] = 0
+            vm.buffer("prompt")[0, :k] = ids[base : base + k]
+            self._run(program, -(-k // geo.chunk), [base], [k], None)
+            out[base : base + k] = vm.buffer("logits")[:k]
+        self.stats = Stats(len(ids), time.perf_counter() - t0)
+        return out
+
+    # -- requests
+    def _requests(self, prompts: str | Tokens | Sequence[str] | Sequence[Tokens]) -> list[list[int]]:
+        if isinstance(prompts, str):
+            return [self._tokens(prompts, 0)]
+        items = list(cast(Sequence[Any], prompts))
+        if not items:
+            raise RequestError("the prompt is empty; at least one token is required to continue from")
+        if all(isinstance(x, int | np.integer) for x in items):
+            return [self._tokens(items, 0)]
+        return [self._tokens(x, i) for i, x in enumerate(items)]
+
+    def _tokens(self, prompt: Any, index: int) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this checkpoint ships no tokenizer; give token ids instead of text")
+            prompt = self.tokenizer(prompt)["input_ids"] if prompt else []
+        ids = [int(x) for x in prompt]
+        if not ids:
+            raise RequestError(f"prompt {index} is empty; at least one token is required to continue from")
+        bad = [x for x in ids if not 0 <= x < self.graph.vocab_size]
+        if bad:
+            raise RequestError(f"prompt {index}: token id {bad[0]} is out of range; {self.graph.name} has ids 0 to {self.graph.vocab_size - 1}")
+        return ids
+
+    def _check_sampling(self, limit: int, temperature: float, top_k: int, top_p: float, seed: int, stops: list[int]) -> None:
+        checks: Mapping[str, tuple[object, bool, str]] = {
+            "max_new_tokens": (limit, limit >= 1, "at least 1"),
+            "temperature": (temperature, 0 <= temperature < 1e6, "0 (greedy) or more"),
+            "top_k": (top_k, 0 <= top_k < 2**31, "0 (off) or more"),
+            "top_p": (top_p, 0 < top_p <= 1, "above 0 and at most 1"),
+            "seed": (seed, 0 <= seed < 2**63, "0 to 2**63 - 1"),
+            "stop_ids": (stops, len(stops) <= MAX_STOP_IDS, f"at most {MAX_STOP_IDS} ids"),
+        }
+        for name, (seen, ok, required) in checks.items():
+            if not ok:
+                raise RequestError(f"{name} is {seen}; required is {required}")
+
+
+def load(
+    model: str | Path | Any,
+    mode: Mode = "exact",
+    queues: int | None = None,
+    batch: int = 1,
+    context: int | None = None,
+    chunk: int = 16,
+    config: ScheduleConfig | None = None,
+    backend: Literal["cpu"] = "cpu",
+) -> Model:
+    """Open a checkpoint, lower it, prove the schedule safe and load it.
+
+    Args:
+        model: a known name (``amk model list``), a HuggingFace hub id, a directory, a .gguf file, or a live transformers model.
+        mode: ``exact`` (fp32, the same bits everywhere) or ``fast`` (bf16 weights and KV).
+        queues: CPU threads; by default the cores this process may use.
+        batch: sequences decoded side by side, 1 to 16.
+        context: positions a sequence may have (sizes the KV cache); by default 2048 or what the model was trained for.
+        chunk: prompt tokens a step, 1 to 16.
+        config: scheduling choices; they never change a bit of the result.
+        backend: ``cpu``.
+
+    Raises:
+        ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.
+        ValueError: an impossible size; the message says what is possible.
+    """
+    if backend != "cpu":
+        raise RequestError(f"backend is {backend!r}; this version runs on 'cpu'")
+    if mode not in ("exact", "fast"):
+        raise RequestError(f"mode is {mode!r}; required is 'exact' or 'fast'")
+    imported = open_model(model)
+    if context is None:
+        context = min(DEFAULT_CONTEXT, imported.graph.context)
+    loaded = Model(imported, mode, Target.cpu(queues), batch, chunk, context, config or ScheduleConfig())
+    loaded.program("decode")
+    return loaded
