@@ -148,7 +148,8 @@ class Model:
         if not verdict.accepted or verdict.certificate is None:
             raise ScheduleRejected(purpose, verdict)
         if self._tape is None:
-            base = schedule if purpose == "decode" else lower(self.graph, self.config, self.target, self.geometry("decode"), self.mode)
+            decode = self.geometry("decode")
+            base = schedule if purpose == "decode" else lower(self.graph, self.config, self.target, decode, self.mode)
             self._tape = Tape.build(TapeLayout.of(base), lambda name: logical_weight(self.graph, self.imported.weights.get, name))
         kv_bytes = next(p.bytes or 0 for p in schedule.pools if p.id == "kv")
         if self._kv is None or len(self._kv) < kv_bytes:
@@ -372,7 +373,8 @@ class Model:
             raise RequestError(f"prompt {index} is empty; at least one token is required to continue from")
         bad = [x for x in ids if not 0 <= x < self.graph.vocab_size]
         if bad:
-            raise RequestError(f"prompt {index}: token id {bad[0]} is out of range; {self.graph.name} has ids 0 to {self.graph.vocab_size - 1}")
+            last = self.graph.vocab_size - 1
+            raise RequestError(f"prompt {index}: token id {bad[0]} is out of range; {self.graph.name} has ids 0 to {last}")
         return ids
 
     def _check_sampling(self, limit: int, temperature: float, top_k: int, top_p: float, seed: int, stops: list[int]) -> None:

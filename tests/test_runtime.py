@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,11 @@ def hf() -> Any:
 
 
 @pytest.fixture
-def load(hf: Any) -> Iterator[Load]:
+def load(hf: Any) -> Load:
     def make(**options: Any) -> Model:
         return amk_core.load(hf, **{"context": 256, "queues": 2, **options})
 
-    yield make
+    return make
 
 
 def hf_logits(hf: Any, ids: list[int]) -> npt.NDArray[np.float64]:
@@ -101,7 +101,10 @@ def test_no_config_changes_a_bit(load: Load, reference: list[list[int]], config:
     assert np.array_equal(m.logits(PROMPTS[2]), base.logits(PROMPTS[2]))
 
 
-@pytest.mark.parametrize("options", [{"queues": 1}, {"queues": 3}, {"queues": 7}, {"batch": 3}, {"batch": 16}, {"chunk": 1}, {"chunk": 7}], ids=str)
+GEOMETRIES = [{"queues": 1}, {"queues": 3}, {"queues": 7}, {"batch": 3}, {"batch": 16}, {"chunk": 1}, {"chunk": 7}]
+
+
+@pytest.mark.parametrize("options", GEOMETRIES, ids=str)
 def test_no_geometry_changes_a_bit(load: Load, reference: list[list[int]], options: dict[str, int]) -> None:
     m = load(**options)
     assert [g.tokens for g in m.generate(PROMPTS, NEW, stop_ids=[])] == reference
@@ -207,8 +210,7 @@ def test_bad_requests_are_named(load: Load, call: Callable[[Model], object], mes
 )
 def test_bad_sizes_are_named(load: Load, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        m = load(**options)
-        m.program("prefill")
+        load(**options).program("prefill")
 
 
 def test_a_rejected_schedule_never_runs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

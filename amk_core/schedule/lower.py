@@ -182,6 +182,9 @@ class _Lowering:
     def rows(self, total: int, per_queue: int) -> list[tuple[int, int]]:
         return split_rows(total, per_queue * self.t.queues, self.c.row_align)
 
+    def last_of_prefill(self, layer: int) -> bool:
+        return self.geo.purpose == "prefill" and layer == self.g.n_layers - 1
+
     def layer(self, i: int, before: Wait) -> Wait:
         g, geo, ids, c, m = self.g, self.geo, self.b.buffer_ids, self.c, self.m
         d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
@@ -205,6 +208,9 @@ class _Lowering:
             }
             for a, e in cuts
         ]  # fmt: skip
+        if self.last_of_prefill(i):
+            # nothing reads the residual stream behind the last layer of a prompt chunk: only its keys and values are kept
+            return self.phase("qkv", f"L{i}.qkv", [t for t in qkv if t["row1"] > heads * d], [before])
         attn = [
             {
                 **attn_shape, "q": ids["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "part": ids["part"], "seq": seq,
