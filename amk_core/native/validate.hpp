@@ -216,7 +216,7 @@ struct Checker {
   void output_written(i32 buffer);
   void output_kept(i32 buffer);
   void reach();
-  i64 key(i32 acc) const { return (i64{run.index[m.acc[acc].task]} << 1 | (m.acc[acc].write() ? 1 : 0)); }
+  i64 key(i32 acc) const { return i64{run.index[m.acc[acc].task]} << 32 | acc; }  // replay order; a task reads before it writes
   void race(i32 a, i64 ia, i32 b, i64 ib, i64 lo, i64 hi, bool undecided = false);
   void data(Rule, const char* what, i32 acc, i64 step, i32 other, i64 other_step, i64 lo, i64 hi, bool undecided = false);
 };
