@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import types
@@ -16,6 +17,8 @@ from amk_core.schedule.ir import ScheduleFormatError
 from amk_core.schedule.tables import TableError
 
 ROOT = Path(__file__).resolve().parents[2]
+# A child imports the amk under test, wherever it was started.
+ENV = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
 Install = Callable[[Callable[[argparse.Namespace], int]], None]
 
 
@@ -137,7 +140,7 @@ def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]
 
 def amk(*argv: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "amk_core.cli", *argv]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, env=ENV, **kwargs)  # type: ignore[call-overload, no-any-return]
 
 
 def test_version() -> None:
@@ -154,13 +157,13 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_reader_that_goes_away_is_quiet(tmp_path: Path) -> None:
     lower = f"'{sys.executable}' -m amk_core.cli lower smollm2-135m"
     script = f"{lower} 2>{tmp_path}/err | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=ENV)
     assert done.stdout == "141\n"
     assert (tmp_path / "err").read_text() == ""

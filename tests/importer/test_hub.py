@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -204,23 +203,14 @@ def test_an_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         hub.converted(source, quiet)
 
 
-def _fetch(source: str, home: str, queue: Any) -> None:
-    os.environ["AMK_HOME"] = home
-    said: list[str] = []
-    queue.put((str(hub.converted(Path(source), said.append)), said))
-
-
 def test_two_fetches_at_once_convert_once(source: Path, cache: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    both = [context.Process(target=_fetch, args=(str(source), str(cache), queue)) for _ in range(2)]
-    for p in both:
-        p.start()
-    results = [queue.get(timeout=30) for _ in both]
-    for p in both:
-        p.join(30)
-    assert results[0][0] == results[1][0]
-    assert sum(any(s.startswith("converting") for s in said) for _, said in results) == 1
+    code = "import pathlib, sys; from amk_core.importer import hub; print(hub.converted(pathlib.Path(sys.argv[1])))"
+    env = {**os.environ, "AMK_HOME": str(cache), "PYTHONPATH": str(Path(hub.__file__).parents[2])}
+    start = [sys.executable, "-c", code, str(source)]
+    both = [subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]
+    results = [p.communicate(timeout=60) for p in both]
+    assert results[0][0] == results[1][0] != ""
+    assert sum(said.count("converting") for _, said in results) == 1
 
 
 def test_directories_files_and_names(cache: Path, source: Path, tmp_path: Path) -> None:
