@@ -18,7 +18,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer decodes the first b
 
 
 class PromptError(ValueError):
-    """The prompt cannot be used: it is empty, or the model cannot take it as a chat message."""
+    """The prompt cannot be used: it is empty, too long, or the model cannot take it as text or as a chat message."""
 
 
 class Decoder(Protocol):
@@ -51,11 +51,11 @@ class TextStream:
     """Prints text as its tokens arrive, holding back characters whose bytes are not all there yet.
 
     Tokens are decoded from the last finished piece on, with one piece of context before it: some tokenizers drop a leading
-    space from whatever comes first.
+    space from whatever comes first.  ``before`` is printed with the first token, so that a refused request prints nothing.
     """
 
-    def __init__(self, decoder: Decoder, out: IO[str]) -> None:
-        self.decoder, self.out = decoder, out
+    def __init__(self, decoder: Decoder, out: IO[str], before: str = "") -> None:
+        self.decoder, self.out, self.before = decoder, out, before
         self.ids: list[int] = []
         self.context = 0  # ids[context:done] are printed and give the decoder its context
         self.done = 0
@@ -63,6 +63,8 @@ class TextStream:
 
     def __call__(self, index: int, token: int) -> None:
         """``index`` is the prompt's; here there is one."""
+        if not self.times:
+            self.out.write(self.before)
         self.times.append(time.perf_counter())
         self.ids.append(token)
         text = self._new_text()
@@ -70,8 +72,9 @@ class TextStream:
             self._print(text)
 
     def close(self) -> None:
-        """Print what was held back: the model may end in the middle of a character."""
-        self._print(self._new_text())
+        """Print what was held back (the model may end in the middle of a character), and end the line."""
+        if self.times:
+            self._print(self._new_text() + "\n")
 
     def _new_text(self) -> str:
         before = self.decoder.decode(self.ids[self.context : self.done], skip_special_tokens=True)
@@ -124,10 +127,12 @@ def run(args: argparse.Namespace) -> int:
         backend=args.backend,
     )  # fmt: skip
     ids = encode(model.tokenizer, prompt, args.chat)
-    stream = TextStream(model.tokenizer, sys.stdout)
-    if not args.chat:
-        sys.stdout.write(prompt)
-        sys.stdout.flush()
+    if len(ids) + args.max_new_tokens > model.context:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens; with {args.max_new_tokens} new ones that is more than the context of "
+            f"{model.context}. Ask for fewer with --max-new-tokens, or for a larger --context (at most {model.graph.context})."
+        )
+    stream = TextStream(model.tokenizer, sys.stdout, "" if args.chat else prompt)
     start = time.perf_counter()
     try:
         model.generate(
@@ -136,6 +141,5 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     finally:
         stream.close()
-        print(flush=True)
     print(summary(model, len(ids), stream.times, start, args), file=sys.stderr)
     return 0
