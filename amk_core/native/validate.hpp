@@ -139,6 +139,13 @@ struct Clocks {
     if (unroll) return value[row[j * n + b] + qa] >= i * m->len[qa] + m->pos_of[a] + 1;
     return i64{value[row[b] + qa]} + (j - i) * m->len[qa] >= m->pos_of[a] + 1;
   }
+  // what queue r has completed when b of step i has ended
+  i32 plus(i64 i, i32 b, i32 r) const {
+    if (m->queue_of[b] != r) return value[row[unroll ? i * n + b : b] + r];
+    return i32(unroll ? i : 0) * m->len[r] + m->pos_of[b] + 1;
+  }
+  // a of step i is certainly complete when b, the first task of its queue, has only its waits on the step before left behind
+  bool decided(const Run&, i32 a, i64 i, i32 b) const;
   // least k >= 0 with a(i - k) ordered before b(i) for every i, or -1
   i64 lag(i32 a, i32 b) const;
 };

@@ -23,6 +23,49 @@ struct Job {  // one distinct wait: (counter, threshold, epoch), or with an abso
   i64 computed = -1, changed = 0;
 };
 
+i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+// Below this a periodic clock orders nothing in a launch of at most `steps`.
+i32 lowest(const Model& m, i32 r) { return i32(std::max<i64>(-(m.steps - 1) * m.len[r], -(1 << 28))); }
+
+using Picks = std::vector<std::pair<i32, i64>>;  // clock, weight
+
+// The largest clock for queue r that a wait grants: count(counter) >= tau (periodic: relative to the step).
+i32 grant(const Model& m, const Run& run, const Clocks& c, i32 counter, i64 tau, i32 r, Picks& pick) {
+  const i64 from = m.prod_off[counter], to = m.prod_off[counter + 1];
+  pick.clear();
+  if (c.unroll) {
+    for (i64 i = 0; i < c.unroll; ++i)
+      for (i64 p = from; p < to; ++p)
+        if (run.index[m.prod_task[p]] >= 0) pick.push_back({c.plus(i, m.prod_task[p], r), m.prod_amount[p]});
+    std::sort(pick.begin(), pick.end());
+    i64 sum = 0;
+    for (const auto& [v, w] : pick)
+      if ((sum += w) >= tau) return v;
+    return 0;
+  }
+  // sum of w * ceil((v - y) / L) <= tau - 1.  With y = L a + b: find the whole part of v, then the largest rest that still fits.
+  const i64 len = m.len[r], n = m.total[counter];
+  i64 whole = 0;
+  for (i64 p = from; p < to; ++p) {
+    const i32 y = c.plus(0, m.prod_task[p], r);
+    if (y <= kNever) return kNever;
+    const i64 a = floor_div(y, len);
+    whole += m.prod_amount[p] * a;
+    pick.push_back({i32(y - a * len), m.prod_amount[p]});
+  }
+  const i64 budget = tau - 1 + whole;
+  const i64 a = floor_div(budget, n), rest = budget - a * n;
+  std::sort(pick.begin(), pick.end());
+  i64 sum = 0;
+  for (const auto& [b, w] : pick)
+    if ((sum += w) > rest) {
+      const i64 v = a * len + b;
+      return v < lowest(m, r) ? kNever : i32(std::min<i64>(v, len));
+    }
+  return kNever;
+}
+
 struct Search {
   const Model& m;
   const Run& run;
@@ -35,9 +78,9 @@ struct Search {
   std::vector<Job> jobs;
   std::vector<i32> job_value;    // [jobs, q]
   std::vector<std::vector<i32>> waits_of;  // per instance: jobs
-  std::vector<i32> floor_;       // periodic: below it a clock orders nothing
+  std::vector<i32> floor_;       // periodic: lowest()
   i64 now = 1;
-  std::vector<std::pair<i32, i64>> pick;
+  Picks pick;
 
   Search(const Model& model, const Run& r, i64 u) : m(model), run(r), unroll(u), q(model.q) {
     c.unroll = u, c.n = m.n, c.q = q, c.m = &m;
@@ -45,10 +88,6 @@ struct Search {
 
   i64 reps() const { return unroll ? unroll : 1; }
   const i32* row(i64 instance) const { return c.value.data() + c.row[instance]; }
-  i32 plus(i64 instance, i32 b, i32 r) const {
-    if (m.queue_of[b] != r) return row(instance)[r];
-    return i32(instance / std::max(1, m.n)) * m.len[r] + m.pos_of[b] + 1;
-  }
 
   void prepare() {
     const i64 instances = reps() * m.n;
@@ -125,47 +164,10 @@ struct Search {
         if (needs[k * words + mid / 64] >> (mid % 64) & 1)
           for (i64 j = 0; j < words; ++j) needs[k * words + j] |= needs[mid * words + j];
     floor_.resize(q);
-    for (i32 r = 0; r < q; ++r) floor_[r] = i32(std::max<i64>(-(m.steps - 1) * m.len[r], -(1 << 28)));
+    for (i32 r = 0; r < q; ++r) floor_[r] = lowest(m, r);
     for (i32 b : run.order)
       for (i32 r = 0; r < q; ++r)
         if (!(needs[m.queue_of[b] * words + r / 64] >> (r % 64) & 1)) c.value[c.row[b] + r] = kNever;
-  }
-
-  // The largest clock that a wait grants: one component.
-  i32 grant(const Job& j, i32 r) {
-    const i64 from = m.prod_off[j.counter], to = m.prod_off[j.counter + 1];
-    pick.clear();
-    if (unroll) {
-      for (i64 i = 0; i < unroll; ++i)
-        for (i64 p = from; p < to; ++p)
-          if (run.index[m.prod_task[p]] >= 0) pick.push_back({plus(i * m.n + m.prod_task[p], m.prod_task[p], r), m.prod_amount[p]});
-      std::sort(pick.begin(), pick.end());
-      i64 sum = 0;
-      for (const auto& [v, w] : pick)
-        if ((sum += w) >= j.tau) return v;
-      return 0;
-    }
-    // sum of w * ceil((v - y) / L) <= tau - 1.  With y = L a + b: A is the whole part of v, then the largest rest that still fits.
-    const i64 len = m.len[r], n = m.total[j.counter];
-    i64 whole = 0;
-    for (i64 p = from; p < to; ++p) {
-      const i32 y = plus(m.prod_task[p], m.prod_task[p], r);
-      if (y <= kNever) return kNever;
-      const i64 a = y >= 0 ? y / len : -((-i64{y} + len - 1) / len);
-      whole += m.prod_amount[p] * a;
-      pick.push_back({i32(y - a * len), m.prod_amount[p]});
-    }
-    const i64 budget = j.tau - 1 + whole;
-    const i64 a = budget >= 0 ? budget / n : -((-budget + n - 1) / n);
-    const i64 rest = budget - a * n;
-    std::sort(pick.begin(), pick.end());
-    i64 sum = 0;
-    for (const auto& [b, w] : pick)
-      if ((sum += w) > rest) {
-        const i64 v = a * len + b;
-        return v < floor_[r] ? kNever : i32(std::min<i64>(v, len));
-      }
-    return kNever;
   }
 
   void compute(Job& j, i32* out) {
@@ -174,7 +176,7 @@ struct Search {
     const bool full = unroll ? unroll == 1 && j.tau == n : j.tau == n || j.tau == 0;
     if (!full) {
       for (i32 r = 0; r < q; ++r)
-        if (m.len[r]) out[r] = grant(j, r);
+        if (m.len[r]) out[r] = grant(m, run, c, j.counter, j.tau, r, pick);
       return;
     }
     // All producers: the largest clock, provided (periodic) that no two of them are more than a step apart.
@@ -198,7 +200,7 @@ struct Search {
       if (lo[r] <= kNever)
         out[r] = kNever;
       else if (out[r] - lo[r] > m.len[r])
-        out[r] = grant(j, r);
+        out[r] = grant(m, run, c, j.counter, j.tau, r, pick);
       else {
         if (j.tau == 0) out[r] -= m.len[r];
         if (out[r] < floor_[r]) out[r] = kNever;
@@ -297,6 +299,22 @@ i64 Clocks::lag(i32 a, i32 b) const {
   if (v <= kNever) return -1;
   const i64 miss = m->pos_of[a] + 1 - v;
   return miss <= 0 ? 0 : (miss + m->len[qa] - 1) / m->len[qa];
+}
+
+bool Clocks::decided(const Run& run, i32 a, i64 i, i32 b) const {
+  const i32 qa = m->queue_of[a], qb = m->queue_of[b];
+  if (qa == qb) return true;
+  const i32 last = m->t.queue_task[m->t.queue_off[qb] + m->len[qb] - 1];
+  const i64 need = unroll ? i * m->len[qa] + m->pos_of[a] + 1 : m->pos_of[a] + 1 - m->len[qa];
+  if (unroll ? plus(i, last, qa) >= need : plus(0, last, qa) - m->len[qa] >= need) return true;
+  Picks pick;
+  for (i64 w = m->t.wait_off[b]; w < m->t.wait_off[b + 1]; ++w) {
+    if (m->t.wait_e[w] != -1) continue;
+    const i32 c = m->t.wait_counter[w];
+    const i64 tau = (unroll ? i : -1) * m->total[c] + m->t.wait_t[w];
+    if (grant(*m, run, *this, c, tau, qa, pick) >= need) return true;
+  }
+  return false;
 }
 
 Clocks periodic_clocks(const Model& m, const Run& run) { return Search(m, run, 0).solve(); }

@@ -578,7 +578,7 @@ void Checker::stop() {
     if (!m.len[k]) continue;
     const i32 first = m.t.queue_task[m.t.queue_off[k]];
     for (i64 i = 0; i + 1 < (clocks.unroll ? clocks.unroll : 2); ++i)
-      if (!clocks.ordered(task, i, first, i + 1)) {
+      if (!clocks.decided(run, task, i, first)) {
         add("order", first, i);
         break;
       }

@@ -58,7 +58,7 @@ _DATA: Mapping[str, str] = {
     "RO alias": "{bytes}: {a} writes these bytes of a read-only buffer through another buffer",
     "STOP writer": "{buffer}: {b} writes the stop buffer; only {a} may",
     "STOP unwritten": "{buffer}: {a} does not certainly write the stop buffer",
-    "STOP order": "{buffer}: {b} starts step {step_b} without waiting for {a} of step {step_a}, which decides whether there is one",
+    "STOP order": "{buffer}: the waits of {b} on the step before do not include {a}, which decides whether there is a next step",
     "TAG alias": "{bytes}: {a} and {b} reach tagged bytes under two names or without tags",
     "TAG alignment": "{buffer}: tagged elements are 8-byte {{value, tag}} pairs (dtype tag64, offset divisible by 8)",
     "TAG two writers": "{bytes}: {b} and {a} write the same tag in step {step_a}",
