@@ -737,7 +737,7 @@ void Checker::output_written(i32 b) {
 
 // Every task of a real op reaches something that outlives the step.
 void Checker::reach() {
-  // A schedule without outputs (the prompt before the last chunk) fills caches; its last layers may compute more than is kept.
+  // A launch without outputs (a prefill) is run for what it leaves behind, and may compute a whole layer for that.
   if (!need_flow || std::none_of(m.t.buffers.begin(), m.t.buffers.end(), [](const BufferRow& b) { return b.kind == kOutput; })) return;
   std::vector<char> useful(m.n, 0);
   std::vector<i32> todo;
@@ -749,7 +749,7 @@ void Checker::reach() {
     for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) {
       if (!m.acc[a].write()) continue;
       const auto& buf = m.t.buffers[m.rects[m.acc[a].rect].buffer];
-      if (buf.kind == kOutput || buf.lifetime == kHost) mark(b);
+      if (buf.kind == kOutput || buf.kind == kKv || buf.kind == kToken || buf.lifetime != kStep) mark(b);
     }
   }
   std::sort(flow.begin(), flow.end(), [](auto& a, auto& b) { return a.second < b.second; });

@@ -43,7 +43,7 @@ _DATA: Mapping[str, str] = {
     " for step 0 only)",
     "COVER tag": "{bytes}: {a} polls{at} for a tag that no task certainly writes",
     "COVER output": "{bytes}: this part of the output is written by no task for certain",
-    "COVER dead": "{a}: its results reach no output and no host buffer",
+    "COVER dead": "{a}: its results reach no output, kv, token, persistent or host buffer",
     "COVER ring": "{buffer}: {b} writes in step {step_b} a row of this host ring that {a} wrote in step {step_a}",
     "FLOW output": "{bytes}: {a} overwrites{at} this part of the output under another name",
     "FLOW value": "{bytes}: {a} reads{at} the value of {b}, which is not the one it needs",
