@@ -101,3 +101,35 @@ def test_sampled_tokens_do_not_depend_on_slot_batch_queues_or_launches(model: Ca
     parts = alone.generate([7], 6)[:, 0].tolist()
     alone.launch(9, [6], [9])
     assert parts + alone.vm.buffer("out")[:9, 0].tolist() == want
+
+
+def test_greedy_over_tiles_takes_the_lowest_index_whatever_the_order_of_the_tiles(
+    case: Callable[..., Any], lab: Callable[..., Any]
+) -> None:
+    c = case("sample")
+    amax = np.full((1, 8), -1.0, np.float32)
+    amax[0, 0::2] = [2.0, 5.0, 5.0, 5.0]
+    amax[0, 1::2] = np.array([3, 150, 60, 110], np.int32).view(np.float32)
+    c.arrays["amax"] = amax
+    bench = lab(c)
+    bench.fill()
+    assert draw(bench, 0) == 60
+
+
+def test_done_is_sticky_and_stop_waits_for_every_active_sequence(case: Callable[..., Any], lab: Callable[..., Any]) -> None:
+    c = case("sample", "odd")
+    active = [0, 4, 4]
+    c.variables = [3, 0, 9, *active]
+    for done, stop_id_of_1, want_done, want_stop in [
+        ([0, 1, 0], -1, [0, 1, 1], 1),  # 1 was done before, 2 samples its stop id now
+        ([0, 0, 0], -1, [0, 0, 1], 0),
+        ([1, 0, 0], int(c.arrays["logits"][1].argmax()), [1, 1, 1], 1),  # 0 is not active and keeps its done
+    ]:
+        c.arrays["done"][:, 0] = done
+        c.arrays["stop_ids"][1, 0] = stop_id_of_1
+        bench = lab(c)
+        bench.fill()
+        bench.run()
+        assert bench.result("done")[:, 0].tolist() == want_done
+        assert bench.result("stop")[c.step, 0] == want_stop
+        assert bench.result("out")[c.step, 0] == -1
