@@ -84,8 +84,7 @@ class PyProgram {
   void launch(int64_t steps, std::vector<int64_t> variables, double spin_timeout_s, std::optional<uint64_t> perturb_seed, bool poison) {
     LaunchOptions o{steps, std::move(variables), spin_timeout_s, perturb_seed.has_value(), perturb_seed.value_or(0), poison};
     if (!(spin_timeout_s > 0)) throw LoadError("spin_timeout_s must be greater than 0");
-    nb::gil_scoped_release release;
-    program_->launch(o);
+    program_->launch(o);  // short; the GIL keeps a second caller out
   }
 
   nb::dict wait() {
@@ -118,12 +117,7 @@ class PyProgram {
   }
 
   nb::dict run_task(int64_t task, int64_t step, std::vector<int64_t> variables) {
-    Outcome out;
-    {
-      nb::gil_scoped_release release;
-      out = program_->run_task(task, step, variables);
-    }
-    return describe(out);
+    return describe(program_->run_task(task, step, variables));  // the GIL keeps a second caller out of the scratch memory
   }
 
   nb::object buffer(const std::string& name) {

@@ -297,10 +297,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 class Model:
     """A lowered graph with random weights that depend on the name only, so that every schedule of it computes the same."""
 
-    def __init__(self, schedule: Schedule, graph: Any, isa: str | None = None, pools: Any = None) -> None:
-        self.schedule, self.graph = schedule, graph
-        self.arrays = {b.name: self.weight(b) for b in schedule.buffers if b.kind in (Kind.WEIGHT, Kind.TABLE)}
-        layout = TapeLayout.of(schedule)
+    def __init__(self, schedule: Schedule, whole: Schedule, isa: str | None = None, pools: Any = None) -> None:
+        """``whole`` streams every weight: a prefill schedule does not, and shares the tape of one that does."""
+        self.schedule = schedule
+        self.arrays = {b.name: self.weight(b) for b in whole.buffers if b.kind in (Kind.WEIGHT, Kind.TABLE)}
+        layout = TapeLayout.of(whole)
         self.tape = Tape.build(layout, lambda name: self.arrays[name])
         bound = {
             b.name: stored(self.arrays[b.name], b.dtype) for b in schedule.buffers if b.kind is Kind.TABLE
@@ -378,7 +379,9 @@ def model(tiny: Callable[..., Any]) -> Callable[..., Model]:
         mode: Any = "exact", isa: str | None = None, pools: Any = None, context: int = 300,
     ) -> Model:  # fmt: skip
         graph = tiny()
-        schedule = lower(graph, config, Target.cpu(queues), LowerGeometry(purpose, batch, chunk, context), mode)
-        return Model(schedule, graph, isa, pools)
+        target = Target.cpu(queues)
+        schedule = lower(graph, config, target, LowerGeometry(purpose, batch, chunk, context), mode)
+        whole = lower(graph, config, target, LowerGeometry("decode", batch, 1, context), mode) if purpose == "prefill" else schedule
+        return Model(schedule, whole, isa, pools)
 
     return make
