@@ -8,7 +8,7 @@
     touch, and Coq's extraction. *)
 
 From Coq Require Import Arith ZArith Lia List Bool.
-From AMK Require Import Sums Semantics MustOrder Exact Events Loop OneStep Periodic Determinism.
+From AMK Require Import Sums Semantics MustOrder Exact Events Loop OneStep Periodic Determinism Sweep.
 Import ListNotations.
 
 (** *** The input *)
@@ -130,22 +130,71 @@ Definition unrolled_b (U : nat) : bool :=
 Definition meet (s t : list (Z * Z)) : bool :=
   existsb (fun a => existsb (fun b => Z.ltb (Z.max (fst a) (fst b)) (Z.min (snd a) (snd b))) t) s.
 
+(** An access stands still if it touches the same bytes in every step. *)
+Definition still (a : access) : bool := match a_spans a with [_] => true | _ => false end.
+
+(** Accesses that move are compared pair by pair. *)
 Definition clash (x qa ja i qb jb k : nat) : bool :=
-  existsb (fun a => existsb (fun b => (a_write a || a_write b) && meet (spans_at a i) (spans_at b k)) (accesses x qb jb)) (accesses x qa ja).
+  existsb (fun a => existsb (fun b => negb (still a && still b) && (a_write a || a_write b) && meet (spans_at a i) (spans_at b k))
+    (accesses x qb jb)) (accesses x qa ja).
 
-Definition still (x q j : nat) : bool := forallb (fun a => match a_spans a with [_] => true | _ => false end) (accesses x q j).
-
-(** [ord qa ja i qb jb k]: task [ja] of step [i] is over when task [jb] of step [k] starts. *)
+(** [ord qa ja i qb jb k]: task [ja] of step [i] is over when task [jb] of step [k] starts, for different queues. *)
 Variable ord : nat -> nat -> nat -> nat -> nat -> nat -> bool.
-Definition pair_b (every : bool) (x qa ja qb jb : nat) : bool :=
-  let one i k := negb (clash x qa ja i qb jb k) || ord qa ja i qb jb k || (Nat.eqb i k && ord qb jb k qa ja i) in
-  if every && still x qa ja && still x qb jb
-  then one 0 0 && ((steps X <=? 1) || one 0 1)
-  else forallb (fun i => forallb (fun d => one i (i + d)) (seq 0 (steps X - i))) (seq 0 (steps X)).
 
-Definition pairs_b (every : bool) : bool :=
+Definition pair_b (x qa ja qb jb : nat) : bool :=
+  (forallb still (accesses x qa ja) && forallb still (accesses x qb jb))
+  || forallb (fun i => forallb (fun d =>
+       negb (clash x qa ja i qb jb (i + d)) || ord qa ja i qb jb (i + d) || (Nat.eqb d 0 && ord qb jb i qa ja i))
+       (seq 0 (steps X - i))) (seq 0 (steps X)).
+
+Definition pairs_b : bool :=
   all_tasks order_loop (fun qa ja => all_tasks order_loop (fun qb jb =>
-    Nat.eqb qa qb || forallb (fun x => pair_b every x qa ja qb jb) (seq 0 (assignments X)))).
+    Nat.eqb qa qb || forallb (fun x => pair_b x qa ja qb jb) (seq 0 (assignments X)))).
+
+(** Accesses that stand still are swept byte by byte, in replay order (Sweep.v).  One byte of each piece is enough: a piece starts
+    where some range starts. *)
+Record item := Item { i_queue : nat; i_pos : nat; i_step : nat; i_write : bool }.
+
+Definition later_item (a : item) : item := Item (i_queue a) (i_pos a) (S (i_step a)) (i_write a).
+
+Definition valid (a : item) : bool := (i_queue a <? nq) && (i_pos a <? length (queue_of (i_queue a))).
+
+Definition follows (a b : item) : bool :=
+  valid a && valid b &&
+  if Nat.eqb (i_queue a) (i_queue b)
+  then (i_step a <? i_step b) || (Nat.eqb (i_step a) (i_step b) && (i_pos a <=? i_pos b))
+  else ord (i_queue a) (i_pos a) (i_step a) (i_queue b) (i_pos b) (i_step b).
+
+(** As [Sweep.check], but a write is compared with the last write too. *)
+Definition look (m : memory item) (y : item) : bool :=
+  match fst m with Some w => follows w y | None => true end && (negb (i_write y) || forallb (fun r => follows r y) (snd m)).
+
+Fixpoint walk (m : memory item) (l : list item) : bool :=
+  match l with [] => true | y :: l => look m y && walk (push item i_write m y) l end.
+
+Fixpoint up_to_write (l : list item) : list item :=
+  match l with [] => [] | y :: l => if i_write y then [y] else y :: up_to_write l end.
+
+Definition holds (s : list (Z * Z)) (z : Z) : bool := existsb (fun a => Z.leb (fst a) z && Z.ltb z (snd a)) s.
+
+Definition items (x : nat) (order : list (nat * nat)) (z : Z) : list item :=
+  flat_map (fun p => map (fun a => Item (fst p) (snd p) 0 (a_write a))
+    (filter (fun a => still a && holds (spans_at a 0) z) (accesses x (fst p) (snd p)))) order.
+
+Definition cuts (x : nat) (order : list (nat * nat)) : list Z :=
+  flat_map (fun p => flat_map (fun a => if still a then map fst (spans_at a 0) else []) (accesses x (fst p) (snd p))) order.
+
+(** [periodic]: the order depends on the distance of the steps only, so two rounds are enough. *)
+Definition cell_b (periodic : bool) (l : list item) : bool :=
+  if negb periodic then walk (None, []) (rounds item later_item (steps X) l)
+  else walk (None, []) (if steps X <=? 1 then l else l ++ map later_item (up_to_write l)).
+
+Definition complete_b (order : list (nat * nat)) : bool :=
+  all_tasks order_loop (fun q j => existsb (fun p => Nat.eqb (fst p) q && Nat.eqb (snd p) j) order).
+
+Definition cells_b (periodic : bool) (order : list (nat * nat)) : bool :=
+  complete_b order &&
+  forallb (fun x => forallb (fun z => cell_b periodic (items x order z)) (nodup Z.eq_dec (cuts x order))) (seq 0 (assignments X)).
 End Clocks.
 
 Definition ord_p (table : list (list (nat * Z))) (qa ja i qb jb k : nat) : bool :=
@@ -195,6 +244,11 @@ Definition parse (C : certificate) (n : nat) : option (list (list (nat * Z))) :=
        end
   else None.
 
+(** Queue and position of each name of the replay. *)
+Definition places (name : nat -> nat -> Z) (order : list Z) : list (nat * nat) :=
+  flat_map (fun id => flat_map (fun q => flat_map (fun j => if Z.eqb (name q j) id then [(q, j)] else [])
+    (seq 0 (length (queue_of q)))) (seq 0 nq)) order.
+
 Definition n_all : nat := fold_right (fun l n => length l + n) 0 (task_lists X).
 
 (** *** The checker *)
@@ -207,8 +261,11 @@ Definition check (C : certificate) : bool :=
   && match parse C n with
      | None => false
      | Some table =>
-         if Z.eqb (c_unroll C) 0 then periodic_b table && pairs_b (ord_p table) true
-         else let U := Z.to_nat (c_unroll C) in unrolled_b table n U && pairs_b (ord_u table n) false
+         let order := places (fun q j => Z.of_nat (t_id (task_at q j))) (c_replay C) in
+         if Z.eqb (c_unroll C) 0
+         then periodic_b table && pairs_b (ord_p table) && cells_b (ord_p table) true order
+         else let U := Z.to_nat (c_unroll C) in
+              unrolled_b table n U && pairs_b (ord_u table n) && cells_b (ord_u table n) false order
      end.
 
 (** *** Soundness *)
@@ -350,12 +407,12 @@ Qed.
 
 (** What an ordering test has to mean. *)
 Definition ord_means (ord : nat -> nat -> nat -> nat -> nat -> nat -> bool) := forall T qa ja i qb jb k, T <= steps X ->
-  qa < nq -> qb < nq -> ja < length (queue_of qa) -> jb < length (queue_of qb) -> qa <> qb -> k < T -> ord qa ja i qb jb k = true ->
+  qa < nq -> qb < nq -> ja < length (queue_of qa) -> jb < length (queue_of qb) -> qa <> qb -> ord qa ja i qb jb k = true ->
   must (unroll order_loop T) qa (i * length (queue_of qa) + ja) qb (k * length (queue_of qb) + jb).
 
 Lemma ord_p_sound : forall table, periodic_b table = true -> ord_means (ord_p table).
 Proof.
-  intros table H T qa ja i qb jb k _ Ha Hb Ja Jb N _ O. apply periodic_b_sound in H. unfold ord_p in O.
+  intros table H T qa ja i qb jb k _ Ha Hb Ja Jb N O. apply periodic_b_sound in H. unfold ord_p in O.
   destruct (clock_p table qb jb qa) as [x|] eqn:V; [|discriminate]. apply andb_true_iff in O. destruct O as (A & C).
   apply Z.leb_le in A. apply Nat.leb_le in C. replace k with (i + (k - i))%nat by lia.
   apply (periodic_sound order_loop (clock_p table) H qa ja qb jb (k - i)); auto. exists x. split; auto.
@@ -364,7 +421,7 @@ Qed.
 
 Lemma ord_u_sound : forall table n U, steps X <= U -> unrolled_b table n U = true -> ord_means (ord_u table n).
 Proof.
-  intros table n U HU H T qa ja i qb jb k HT Ha Hb Ja Jb N Hk O. apply unrolled_b_sound in H. apply Nat.ltb_lt in O.
+  intros table n U HU H T qa ja i qb jb k HT Ha Hb Ja Jb N O. apply unrolled_b_sound in H. apply Nat.ltb_lt in O.
   assert (M := certificate_sound _ _ H qa (i * length (queue_of qa) + ja) qb (k * length (queue_of qb) + jb) O).
   intros s R En E. apply M; auto; [apply unroll_reach_longer with (T := T)|apply unroll_enabled_longer with (T := T)]; auto; lia.
 Qed.
@@ -376,111 +433,263 @@ Proof.
   apply existsb_exists. exists (lo', hi'). split; auto. simpl. apply Z.ltb_lt. lia.
 Qed.
 
-Lemma clash_true : forall x qa ma qb mb z wa wb, touches wa x qa ma z -> touches wb x qb mb z -> wa || wb = true ->
-  clash x qa (ma mod length (queue_of qa)) (ma / length (queue_of qa)) qb (mb mod length (queue_of qb)) (mb / length (queue_of qb)) = true.
+(** Pairs of which one moves. *)
+Lemma pair_b_sound : forall ord x qa ja qb jb, pair_b ord x qa ja qb jb = true -> forall i k, i <= k -> k < steps X ->
+  clash x qa ja i qb jb k = true -> ord qa ja i qb jb k = true \/ (i = k /\ ord qb jb k qa ja i = true).
 Proof.
-  intros x qa ma qb mb z wa wb (a & lo & hi & Ia & Wa & Sa & Za) (b & lo' & hi' & Ib & Wb & Sb & Zb) W.
-  apply existsb_exists. exists a. split; auto. apply existsb_exists. exists b. split; auto.
-  rewrite Wa, Wb, W. simpl. now apply meet_true with (1 := Sa) (2 := Sb) (z := z).
-Qed.
-
-Lemma still_spans : forall x q j a i k, still x q j = true -> In a (accesses x q j) -> spans_at a i = spans_at a k.
-Proof.
-  intros x q j a i k H I. unfold still in H. rewrite forallb_forall in H. specialize (H a I). unfold spans_at.
-  destruct (a_spans a) as [|s [|]]; congruence.
-Qed.
-
-Lemma still_clash : forall x qa ja qb jb i k i' k', still x qa ja = true -> still x qb jb = true ->
-  clash x qa ja i qb jb k = clash x qa ja i' qb jb k'.
-Proof.
-  intros x qa ja qb jb i k i' k' Sa Sb. unfold clash. apply eq_true_iff_eq. rewrite !existsb_exists.
-  split; intros (a & Ia & H); exists a; (split; auto); rewrite existsb_exists in *; destruct H as (b & Ib & H); exists b; (split; auto);
-    [rewrite (still_spans x qa ja a i' i Sa Ia), (still_spans x qb jb b k' k Sb Ib)|
-     rewrite (still_spans x qa ja a i i' Sa Ia), (still_spans x qb jb b k k' Sb Ib)]; auto.
-Qed.
-
-(** [every]: the order depends on the distance of the steps only, and larger distances follow. *)
-Definition distance_only (ord : nat -> nat -> nat -> nat -> nat -> nat -> bool) := forall qa ja qb jb i k,
-  i <= k -> ord qa ja 0 qb jb (k - i) = true -> ord qa ja i qb jb k = true.
-Definition grows (ord : nat -> nat -> nat -> nat -> nat -> nat -> bool) := forall qa ja qb jb k,
-  ord qa ja 0 qb jb k = true -> ord qa ja 0 qb jb (S k) = true.
-
-Lemma ord_p_distance : forall table, distance_only (ord_p table).
-Proof.
-  intros table qa ja qb jb i k Le H. unfold ord_p in *. destruct (clock_p table qb jb qa) as [x|]; auto.
-  apply andb_true_iff in H. destruct H as (A & _). apply andb_true_iff. split; [|now apply Nat.leb_le].
-  apply Z.leb_le in A. apply Z.leb_le. nia.
-Qed.
-
-Lemma ord_p_grows : forall table, grows (ord_p table).
-Proof.
-  intros table qa ja qb jb k H. unfold ord_p in *. destruct (clock_p table qb jb qa) as [x|]; auto.
-  apply andb_true_iff in H. destruct H as (A & _). apply andb_true_iff. split; auto.
-  apply Z.leb_le in A. apply Z.leb_le. nia.
-Qed.
-
-Lemma pair_b_sound : forall ord every x qa ja qb jb, (every = true -> distance_only ord /\ grows ord) ->
-  pair_b ord every x qa ja qb jb = true -> forall i k, i <= k -> k < steps X -> clash x qa ja i qb jb k = true ->
-  ord qa ja i qb jb k = true \/ (i = k /\ ord qb jb k qa ja i = true).
-Proof.
-  intros ord every x qa ja qb jb Ev H i k Le Lt Cl. unfold pair_b in H.
-  destruct (every && still x qa ja && still x qb jb) eqn:St.
-  - apply andb_true_iff in St. destruct St as (St & Sb). apply andb_true_iff in St. destruct St as (Every & Sa).
-    destruct (Ev Every) as (Dist & Grow). apply andb_true_iff in H. destruct H as (H0 & H1).
-    destruct (Nat.eq_dec i k) as [->|N].
-    + rewrite (still_clash x qa ja qb jb k k 0 0 Sa Sb) in Cl. rewrite Cl in H0. simpl in H0. apply orb_true_iff in H0.
-      destruct H0 as [H0|H0]; [left|right; split; auto]; apply Dist; auto; now rewrite Nat.sub_diag.
-    + left. apply orb_true_iff in H1. destruct H1 as [H1|H1]; [apply Nat.leb_le in H1; lia|].
-      rewrite (still_clash x qa ja qb jb i k 0 1 Sa Sb) in Cl. rewrite Cl in H1. simpl in H1. rewrite orb_false_r in H1.
-      apply Dist; auto. assert (G : forall d, ord qa ja 0 qb jb (S d) = true).
-      { induction d as [|d IH]; auto. }
-      replace (k - i) with (S (k - i - 1)) by lia. apply G.
+  intros ord x qa ja qb jb H i k Le Lt Cl. unfold pair_b in H. apply orb_true_iff in H. destruct H as [H|H].
+  - exfalso. apply andb_true_iff in H. destruct H as (Sa & Sb). rewrite forallb_forall in Sa, Sb.
+    unfold clash in Cl. apply existsb_exists in Cl. destruct Cl as (a & Ia & Cl). apply existsb_exists in Cl.
+    destruct Cl as (b & Ib & Cl). rewrite (Sa a Ia), (Sb b Ib) in Cl. discriminate.
   - rewrite forallb_forall in H. assert (Ii : In i (seq 0 (steps X))) by (apply in_seq; lia). specialize (H i Ii).
     rewrite forallb_forall in H. assert (Id : In (k - i) (seq 0 (steps X - i))) by (apply in_seq; lia). specialize (H _ Id).
     replace (i + (k - i)) with k in H by lia. rewrite Cl in H. simpl in H. apply orb_true_iff in H. destruct H as [H|H]; auto.
-    apply andb_true_iff in H. destruct H as (E & H). apply Nat.eqb_eq in E. auto.
+    apply andb_true_iff in H. destruct H as (E & H). apply Nat.eqb_eq in E. right. assert (i = k) as -> by lia. auto.
 Qed.
 
-Lemma clash_sym : forall x qa ja i qb jb k, clash x qa ja i qb jb k = clash x qb jb k qa ja i.
+Lemma clash_true : forall x qa ja i qb jb k a b lo hi lo' hi' z, In a (accesses x qa ja) -> In b (accesses x qb jb) ->
+  In (lo, hi) (spans_at a i) -> In (lo', hi') (spans_at b k) -> (lo <= z < hi)%Z -> (lo' <= z < hi')%Z ->
+  a_write a || a_write b = true -> still a && still b = false -> clash x qa ja i qb jb k = true.
 Proof.
-  assert (Half : forall x qa ja i qb jb k, clash x qa ja i qb jb k = true -> clash x qb jb k qa ja i = true).
-  { intros x qa ja i qb jb k H. unfold clash in *. rewrite existsb_exists in *. destruct H as (a & Ia & H).
-    rewrite existsb_exists in H. destruct H as (b & Ib & H). exists b. split; auto. rewrite existsb_exists. exists a. split; auto.
-    apply andb_true_iff in H. destruct H as (W & M). rewrite orb_comm, W. simpl. unfold meet in *. rewrite existsb_exists in *.
-    destruct M as (s & Is & M). rewrite existsb_exists in M. destruct M as (t & It & M). exists t. split; auto.
-    rewrite existsb_exists. exists s. split; auto. now rewrite Z.max_comm, Z.min_comm. }
-  intros. apply eq_true_iff_eq. split; apply Half.
+  intros x qa ja i qb jb k a b lo hi lo' hi' z Ia Ib Sa Sb Za Zb W St.
+  apply existsb_exists. exists a. split; auto. apply existsb_exists. exists b. split; auto.
+  rewrite W, St. simpl. now apply meet_true with (1 := Sa) (2 := Sb) (z := z).
 Qed.
 
-Theorem pairs_b_sound : forall ord every, (every = true -> distance_only ord /\ grows ord) -> ord_means ord -> pairs_b ord every = true ->
-  forall T x, T <= steps X -> x < assignments X ->
-  race_free (unroll live_loop T) Z (touches false x) (touches true x).
+(** *** The sweep over accesses that stand still *)
+Section Cells.
+Variable ord : nat -> nat -> nat -> nat -> nat -> nat -> bool.
+Hypothesis means : ord_means ord.
+Variable T : nat.
+Hypothesis HT : T <= steps X.
+
+Definition instance (a : item) : nat := i_step a * length (queue_of (i_queue a)) + i_pos a.
+Definition item_ordered (a b : item) : Prop :=
+  (i_queue a = i_queue b /\ instance a = instance b) \/ must (unroll order_loop T) (i_queue a) (instance a) (i_queue b) (instance b).
+
+Lemma follows_sound : forall a b, follows ord a b = true -> item_ordered a b.
 Proof.
-  intros ord every Ev Means H T x HT Hx. apply ordered_is_race_free. intros qa ma qb mb Ra Rb N C.
+  intros a b H. unfold follows in H. apply andb_true_iff in H. destruct H as (V & H). apply andb_true_iff in V.
+  destruct V as (Va & Vb). unfold valid in Va, Vb. apply andb_true_iff in Va, Vb. destruct Va as (Qa & Ja), Vb as (Qb & Jb).
+  apply Nat.ltb_lt in Qa, Ja, Qb, Jb. unfold item_ordered, instance. destruct (Nat.eqb (i_queue a) (i_queue b)) eqn:E.
+  - apply Nat.eqb_eq in E. rewrite <- E in *. apply orb_true_iff in H. destruct H as [H|H].
+    + apply Nat.ltb_lt in H. right. apply must_same_queue. nia.
+    + apply andb_true_iff in H. destruct H as (S1 & S2). apply Nat.eqb_eq in S1. apply Nat.leb_le in S2. rewrite <- S1.
+      destruct (Nat.eq_dec (i_pos a) (i_pos b)) as [->|N]; [left; auto|]. right. apply must_same_queue. lia.
+  - apply Nat.eqb_neq in E. right. now apply means.
+Qed.
+
+Lemma item_ordered_trans : forall a b c, item_ordered a b -> item_ordered b c -> item_ordered a c.
+Proof.
+  intros a b c [(Q1 & I1)|M1] [(Q2 & I2)|M2]; unfold item_ordered.
+  - left. split; congruence.
+  - right. now rewrite Q1, I1.
+  - right. now rewrite <- Q2, <- I2.
+  - right. now apply must_trans with (qb := i_queue b) (ib := instance b).
+Qed.
+
+Lemma walk_sweep : forall l m, walk ord m l = true -> sweep item i_write (follows ord) m l = true.
+Proof.
+  induction l as [|y l IH]; intros m H; auto. simpl in H. apply andb_true_iff in H. destruct H as (L & H).
+  cbn [sweep]. rewrite (IH _ H), andb_true_r. unfold look in L. apply andb_true_iff in L. destruct L as (A & C).
+  destruct m as (last, reads). simpl in A, C. unfold Sweep.check. destruct (i_write y); [simpl in C|exact A].
+  destruct reads; [destruct last; auto|exact C].
+Qed.
+
+Lemma swept : forall l, walk ord (None, []) l = true -> forall a b, before item l a b -> i_write a || i_write b = true -> item_ordered a b.
+Proof.
+  intros l H. apply (sweep_sufficient item i_write (follows ord) item_ordered follows_sound item_ordered_trans).
+  now apply walk_sweep.
+Qed.
+
+(** Items of a round, as seen in all rounds. *)
+Fixpoint at_round (n : nat) (a : item) : item := match n with O => a | S n => at_round n (later_item a) end.
+
+Lemma at_round_is : forall n a, at_round n a = Item (i_queue a) (i_pos a) (n + i_step a) (i_write a).
+Proof.
+  induction n as [|n IH]; intro a; simpl; [now destruct a|]. rewrite IH. simpl. f_equal. lia.
+Qed.
+
+Lemma in_rounds : forall n l a i, In a l -> i < n -> In (at_round i a) (rounds item later_item n l).
+Proof.
+  induction n as [|n IH]; intros l a i I Hi; [lia|]. simpl. apply in_app_iff. destruct i as [|i]; [now left|].
+  right. simpl. apply IH; [now apply in_map|lia].
+Qed.
+
+Lemma before_app_r : forall l k a b, before item k a b -> before item (l ++ k) a b.
+Proof. intros l k a b (u & v & w & ->). exists (l ++ u), v, w. now rewrite <- app_assoc. Qed.
+
+Lemma before_app_l : forall l k a b, before item l a b -> before item (l ++ k) a b.
+Proof. intros l k a b (u & v & w & ->). exists u, v, (w ++ k). rewrite <- app_assoc. simpl. now rewrite <- app_assoc. Qed.
+
+Lemma before_both : forall l k a b, In a l -> In b k -> before item (l ++ k) a b.
+Proof.
+  intros l k a b Ia Ib. apply in_split in Ia, Ib. destruct Ia as (u & v & ->), Ib as (u' & v' & ->).
+  exists u, (v ++ u'), v'. now rewrite <- !app_assoc.
+Qed.
+
+Lemma before_map : forall (f : item -> item) l a b, before item l a b -> before item (map f l) (f a) (f b).
+Proof. intros f l a b (u & v & w & ->). exists (map f u), (map f v), (map f w). now rewrite map_app; simpl; rewrite map_app. Qed.
+
+Lemma before_rounds_same : forall n l a b i, before item l a b -> i < n -> before item (rounds item later_item n l) (at_round i a) (at_round i b).
+Proof.
+  induction n as [|n IH]; intros l a b i Bf Hi; [lia|]. simpl. destruct i as [|i].
+  - now apply before_app_l.
+  - apply before_app_r. simpl. apply IH; [now apply before_map|lia].
+Qed.
+
+Lemma before_rounds_later : forall n l a b i k, In a l -> In b l -> i < k -> k < n ->
+  before item (rounds item later_item n l) (at_round i a) (at_round k b).
+Proof.
+  induction n as [|n IH]; intros l a b i k Ia Ib Lt Hk; [lia|]. simpl. destruct k as [|k]; [lia|]. destruct i as [|i].
+  - apply before_both; auto. simpl. apply in_rounds; [now apply in_map|lia].
+  - apply before_app_r. simpl. apply IH; try (now apply in_map); lia.
+Qed.
+
+Lemma before_or : forall l a b, In a l -> In b l -> a <> b -> before item l a b \/ before item l b a.
+Proof.
+  induction l as [|y l IH]; intros a b Ia Ib N; [destruct Ia|]. destruct Ia as [->|Ia], Ib as [->|Ib]; try contradiction.
+  - left. apply in_split in Ib. destruct Ib as (u & v & ->). exists [], u, v. auto.
+  - right. apply in_split in Ia. destruct Ia as (u & v & ->). exists [], u, v. auto.
+  - destruct (IH a b Ia Ib N) as [Bf|Bf]; [left|right]; apply (before_app_r [y]); auto.
+Qed.
+
+(** The second round of a loop stops at its first write. *)
+Lemma up_to_write_split : forall l, (exists u w v, l = u ++ w :: v /\ i_write w = true /\ up_to_write l = u ++ [w]) \/ up_to_write l = l.
+Proof.
+  induction l as [|y l [(u & w & v & E & W & Up)|Up]]; [now right| |].
+  - left. simpl. destruct (i_write y) eqn:Y.
+    + exists [], y, l. auto.
+    + exists (y :: u), w, v. rewrite E in *. rewrite Up. auto.
+  - simpl. destruct (i_write y) eqn:Y.
+    + left. exists [], y, l. auto.
+    + right. now rewrite Up.
+Qed.
+
+Variable periodic : bool.
+Hypothesis shift : periodic = true -> forall qa ja i qb jb k, ord qa ja (S i) qb jb (S k) = ord qa ja i qb jb k.
+
+Lemma all_rounds : forall l, cell_b ord periodic l = true ->
+  sweep item i_write (follows ord) (None, []) (rounds item later_item (steps X) l) = true.
+Proof.
+  intros l H. unfold cell_b in H. destruct (negb periodic) eqn:Pe; [now apply walk_sweep|].
+  apply negb_false_iff in Pe. apply walk_sweep in H. destruct (steps X <=? 1) eqn:Le.
+  - apply Nat.leb_le in Le. destruct (steps X) as [|[|n]]; [reflexivity| |lia]. simpl. now rewrite app_nil_r.
+  - assert (SW : forall a, i_write (later_item a) = i_write a) by reflexivity.
+    assert (ST : forall a b, follows ord (later_item a) (later_item b) = follows ord a b).
+    { intros a b. unfold follows, valid. simpl. rewrite (shift Pe). reflexivity. }
+    apply (two_rounds_suffice item i_write (follows ord) later_item SW ST).
+    destruct (up_to_write_split l) as [(u & w & v & E & W & Up)|Up]; rewrite Up in H; auto.
+    rewrite E in *. now apply (second_round_may_stop item i_write (follows ord) later_item SW ST u w v W).
+Qed.
+
+Lemma touching_items : forall x order q j a lo hi z, In (q, j) order -> In a (accesses x q j) -> still a = true ->
+  In (lo, hi) (spans_at a 0) -> (lo <= z < hi)%Z -> In (Item q j 0 (a_write a)) (items x order z).
+Proof.
+  intros x order q j a lo hi z Io Ia St Is Hz. apply in_flat_map. exists (q, j). split; auto. simpl.
+  apply in_map_iff. exists a. split; auto. apply filter_In. split; auto. rewrite St. simpl.
+  apply existsb_exists. exists (lo, hi). split; auto. simpl. apply andb_true_iff. split; [apply Z.leb_le|apply Z.ltb_lt]; lia.
+Qed.
+
+(** The piece that a byte lies in. *)
+Lemma piece : forall (l : list Z) z, (exists c, In c l /\ (c <= z)%Z) -> exists c, In c l /\ (c <= z)%Z /\ forall d, In d l -> (d <= z)%Z -> (d <= c)%Z.
+Proof.
+  induction l as [|y l IH]; intros z (c & I & Le); [destruct I|].
+  destruct (Z_le_gt_dec y z) as [Hy|Hy].
+  - destruct (existsb (fun c => Z.leb c z) l) eqn:Ex.
+    + apply existsb_exists in Ex. destruct Ex as (c0 & I0 & L0). apply Z.leb_le in L0.
+      destruct (IH z) as (m & Im & Lm & Max); [eauto|]. exists (Z.max y m). split; [|split; [lia|]].
+      * destruct (Z.max_spec y m) as [(_ & ->)|(_ & ->)]; [now right|now left].
+      * intros d [->|Id] Ld; [lia|]. pose proof (Max d Id Ld). lia.
+    + exists y. split; [now left|]. split; auto. intros d [->|Id] Ld; [lia|]. exfalso.
+      assert (existsb (fun c => Z.leb c z) l = true); [|congruence]. apply existsb_exists. exists d. split; auto. now apply Z.leb_le.
+  - destruct I as [->|I]; [lia|]. destruct (IH z) as (m & Im & Lm & Max); [eauto|]. exists m. split; [now right|]. split; auto.
+    intros d [->|Id] Ld; [lia|auto].
+Qed.
+
+Lemma cells_sound : forall order, cells_b ord periodic order = true -> forall x qa ja i qb jb k a b lo hi lo' hi' z,
+  x < assignments X -> qa < nq -> ja < length (queue_of qa) -> qb < nq -> jb < length (queue_of qb) -> qa <> qb -> i < steps X -> k < steps X ->
+  In a (accesses x qa ja) -> In b (accesses x qb jb) -> still a = true -> still b = true ->
+  In (lo, hi) (spans_at a i) -> In (lo', hi') (spans_at b k) -> (lo <= z < hi)%Z -> (lo' <= z < hi')%Z -> a_write a || a_write b = true ->
+  must (unroll order_loop T) qa (i * length (queue_of qa) + ja) qb (k * length (queue_of qb) + jb) \/
+  must (unroll order_loop T) qb (k * length (queue_of qb) + jb) qa (i * length (queue_of qa) + ja).
+Proof.
+  intros order H x qa ja i qb jb k a b lo hi lo' hi' z Hx Ha Ja Hb Jb N Hi Hk Ia Ib Sa Sb Pa Pb Za Zb W.
+  unfold cells_b in H. apply andb_true_iff in H. destruct H as (Comp & H).
+  assert (Oin : forall q j, q < nq -> j < length (queue_of q) -> In (q, j) order).
+  { intros q j Hq Hj. pose proof (all_tasks_true _ _ Comp q j Hq Hj) as E. simpl in E. apply existsb_exists in E.
+    destruct E as ((q', j') & I & E). apply andb_true_iff in E. destruct E as (E1 & E2). apply Nat.eqb_eq in E1, E2. simpl in *. now subst. }
+  assert (Same : forall c n, still c = true -> spans_at c n = spans_at c 0).
+  { intros c n Sc. unfold still, spans_at in *. destruct (a_spans c) as [|s [|]]; congruence. }
+  rewrite (Same a i Sa) in Pa. rewrite (Same b k Sb) in Pb.
+  assert (Cut : forall q j c l h, q < nq -> j < length (queue_of q) -> In c (accesses x q j) -> still c = true -> In (l, h) (spans_at c 0) -> In l (cuts x order)).
+  { intros q j c l h Hq Hj Ic Sc Il. apply in_flat_map. exists (q, j). split; [now apply Oin|]. apply in_flat_map. exists c. split; auto.
+    rewrite Sc. apply in_map_iff. exists (l, h). auto. }
+  destruct (piece (cuts x order) z) as (c & Ic & Lc & Max); [exists lo; split; [now apply (Cut qa ja a lo hi)|lia]|].
+  pose proof (Max lo (Cut qa ja a lo hi Ha Ja Ia Sa Pa)). pose proof (Max lo' (Cut qb jb b lo' hi' Hb Jb Ib Sb Pb)).
+  rewrite forallb_forall in H. assert (Ix : In x (seq 0 (assignments X))) by (apply in_seq; lia). specialize (H x Ix).
+  rewrite forallb_forall in H. specialize (H c). rewrite nodup_In in H. specialize (H Ic).
+  set (l := items x order c) in *. apply all_rounds in H.
+  assert (Ta : In (Item qa ja 0 (a_write a)) l) by (apply (touching_items x order qa ja a lo hi c); auto; lia).
+  assert (Tb : In (Item qb jb 0 (a_write b)) l) by (apply (touching_items x order qb jb b lo' hi' c); auto; lia).
+  set (A := Item qa ja 0 (a_write a)) in *. set (Bb := Item qb jb 0 (a_write b)) in *.
+  assert (Use : forall u v iu iv, before item (rounds item later_item (steps X) l) (at_round iu u) (at_round iv v) -> i_step u = 0 -> i_step v = 0 ->
+    i_write u || i_write v = true -> i_queue u <> i_queue v ->
+    must (unroll order_loop T) (i_queue u) (iu * length (queue_of (i_queue u)) + i_pos u) (i_queue v) (iv * length (queue_of (i_queue v)) + i_pos v)).
+  { intros u v iu iv Bf Zu Zv Wuv Nuv.
+    pose proof (sweep_sufficient item i_write (follows ord) item_ordered follows_sound item_ordered_trans _ H _ _ Bf) as O.
+    rewrite !at_round_is in O. simpl in O. specialize (O Wuv). unfold item_ordered, instance in O. simpl in O.
+    rewrite Zu, Zv, !Nat.add_0_r in O. destruct O as [(Eq & _)|M]; [contradiction|auto]. }
+  destruct (lt_eq_lt_dec i k) as [[Lt| ->]|Gt].
+  - left. apply (Use A Bb i k); auto. now apply before_rounds_later.
+  - assert (NAB : A <> Bb) by (unfold A, Bb; congruence). destruct (before_or l A Bb Ta Tb NAB) as [Bf|Bf].
+    + left. apply (Use A Bb k k); auto. now apply before_rounds_same.
+    + right. apply (Use Bb A k k); auto; [now apply before_rounds_same|simpl; now rewrite orb_comm].
+  - right. apply (Use Bb A k i); auto; [now apply before_rounds_later|simpl; now rewrite orb_comm].
+Qed.
+End Cells.
+
+Lemma ord_p_shift : forall table qa ja i qb jb k, ord_p table qa ja (S i) qb jb (S k) = ord_p table qa ja i qb jb k.
+Proof.
+  intros table qa ja i qb jb k. unfold ord_p. destruct (clock_p table qb jb qa) as [x|]; auto.
+  replace (Z.of_nat (S k) - Z.of_nat (S i))%Z with (Z.of_nat k - Z.of_nat i)%Z by lia. reflexivity.
+Qed.
+
+Theorem conflicts_ordered : forall ord periodic order, ord_means ord ->
+  (periodic = true -> forall qa ja i qb jb k, ord qa ja (S i) qb jb (S k) = ord qa ja i qb jb k) ->
+  pairs_b ord = true -> cells_b ord periodic order = true ->
+  forall T x, T <= steps X -> x < assignments X -> race_free (unroll live_loop T) Z (touches false x) (touches true x).
+Proof.
+  intros ord periodic order Means Shift Pairs Cells T x HT Hx. apply ordered_is_race_free. intros qa ma qb mb Ra Rb N C.
   simpl in Ra, Rb. destruct Ra as (Ha & Ma), Rb as (Hb & Mb).
-  assert (Clash : clash x qa (ma mod length (queue_of qa)) (ma / length (queue_of qa)) qb (mb mod length (queue_of qb)) (mb / length (queue_of qb)) = true).
+  assert (Both : exists z wa wb, touches wa x qa ma z /\ touches wb x qb mb z /\ wa || wb = true).
   { destruct C as (z & [(Wa & [Rb|Wb])|(Ra & Wb)]);
-      [apply (clash_true x qa ma qb mb z true false)|apply (clash_true x qa ma qb mb z true true)|apply (clash_true x qa ma qb mb z false true)]; auto. }
+      [exists z, true, false|exists z, true, true|exists z, false, true]; auto. }
+  destruct Both as (z & wa & wb & (a & lo & hi & Ia & Wa & Pa & Za) & (b & lo' & hi' & Ib & Wb & Pb & Zb) & W).
   destruct (position_lt order_loop qa ma T Ma) as (La & Ja). destruct (position_lt order_loop qb mb T Mb) as (Lb & Jb).
   change (per_step order_loop qa) with (length (queue_of qa)) in *. change (per_step order_loop qb) with (length (queue_of qb)) in *.
   set (ja := ma mod length (queue_of qa)) in *. set (i := ma / length (queue_of qa)) in *.
   set (jb := mb mod length (queue_of qb)) in *. set (k := mb / length (queue_of qb)) in *.
   assert (Ea : ma = i * length (queue_of qa) + ja) by (pose proof (Nat.div_mod ma (length (queue_of qa))); lia).
   assert (Eb : mb = k * length (queue_of qb) + jb) by (pose proof (Nat.div_mod mb (length (queue_of qb))); lia).
-  assert (Hi : i < T) by nia. assert (Hk : k < T) by nia.
-  assert (Pair : forall qa ja qb jb, qa < nq -> ja < length (queue_of qa) -> qb < nq -> jb < length (queue_of qb) -> qa <> qb ->
-                 pair_b ord every x qa ja qb jb = true).
-  { intros a j b l A1 A2 A3 A4 A5. pose proof (all_tasks_true _ _ H a j A1 A2) as R. simpl in R.
-    pose proof (all_tasks_true _ _ R b l A3 A4) as R'. simpl in R'. apply orb_true_iff in R'.
-    destruct R' as [R'|R']; [apply Nat.eqb_eq in R'; contradiction|]. rewrite forallb_forall in R'. apply R', in_seq. lia. }
-  assert (N' : qb <> qa) by auto.
-  rewrite Ea, Eb. destruct (le_lt_dec i k) as [Le|Gt].
-  - destruct (pair_b_sound ord every x qa ja qb jb Ev (Pair qa ja qb jb Ha Ja Hb Jb N) i k Le) as [O|(E & O)]; auto; [lia| |].
-    + left. apply live_must. now apply (Means T).
-    + right. apply live_must. now apply (Means T).
-  - rewrite clash_sym in Clash.
-    destruct (pair_b_sound ord every x qb jb qa ja Ev (Pair qb jb qa ja Hb Jb Ha Ja N') k i) as [O|(E & O)]; auto; [lia|lia| |lia].
-    right. apply live_must. now apply (Means T).
+  assert (Hi : i < T) by nia. assert (Hk : k < T) by nia. rewrite Ea, Eb. rewrite <- Wa, <- Wb in W.
+  destruct (still a && still b) eqn:St.
+  - apply andb_true_iff in St. destruct St as (Sa & Sb).
+    destruct (cells_sound ord Means T HT periodic Shift order Cells x qa ja i qb jb k a b lo hi lo' hi' z) as [M|M]; auto; try lia;
+      [left|right]; now apply live_must.
+  - assert (Pair : forall qa ja qb jb, qa < nq -> ja < length (queue_of qa) -> qb < nq -> jb < length (queue_of qb) -> qa <> qb ->
+                   pair_b ord x qa ja qb jb = true).
+    { intros q j r l A1 A2 A3 A4 A5. pose proof (all_tasks_true _ _ Pairs q j A1 A2) as R. simpl in R.
+      pose proof (all_tasks_true _ _ R r l A3 A4) as R'. simpl in R'. apply orb_true_iff in R'.
+      destruct R' as [R'|R']; [apply Nat.eqb_eq in R'; contradiction|]. rewrite forallb_forall in R'. apply R', in_seq. lia. }
+    assert (N' : qb <> qa) by auto. destruct (le_lt_dec i k) as [Le|Gt].
+    + assert (Cl : clash x qa ja i qb jb k = true) by (apply (clash_true x qa ja i qb jb k a b lo hi lo' hi' z); auto).
+      destruct (pair_b_sound ord x qa ja qb jb (Pair qa ja qb jb Ha Ja Hb Jb N) i k Le) as [O|(E & O)]; auto; try lia;
+        [left|right]; apply live_must; now apply (Means T).
+    + assert (Cl : clash x qb jb k qa ja i = true).
+      { apply (clash_true x qb jb k qa ja i b a lo' hi' lo hi z); auto; [now rewrite orb_comm|now rewrite andb_comm]. }
+      destruct (pair_b_sound ord x qb jb qa ja (Pair qb jb qa ja Hb Jb Ha Ja N') k i) as [O|(E & O)]; auto; try lia.
+      right. apply live_must. now apply (Means T).
 Qed.
 
 (** *** The theorem *)
@@ -492,12 +701,13 @@ Proof.
   match goal with R : replay_b _ _ _ _ = true, W : counted_b _ = true |- _ => pose proof (replay_decides W _ _ R T) as Live end.
   split; auto. intros x Hx. destruct (parse C n_all) as [table|]; [|discriminate].
   destruct (Z.eqb (c_unroll C) 0) eqn:E.
-  - match goal with R : _ && pairs_b _ _ = true |- _ => apply andb_true_iff in R; destruct R as (Per & Pairs) end.
-    apply (pairs_b_sound (ord_p table) true); auto; [|now apply ord_p_sound].
-    intros _. split; [apply ord_p_distance|apply ord_p_grows].
-  - match goal with R : _ && pairs_b _ _ = true |- _ => apply andb_true_iff in R; destruct R as (Unr & Pairs) end.
+  - match goal with R : _ && _ && cells_b _ _ _ = true |- _ => apply andb_true_iff in R; destruct R as (R & Cells);
+      apply andb_true_iff in R; destruct R as (Per & Pairs) end.
+    apply (conflicts_ordered (ord_p table) true) with (2 := fun _ => ord_p_shift table) (4 := Cells); auto. now apply ord_p_sound.
+  - match goal with R : _ && _ && cells_b _ _ _ = true |- _ => apply andb_true_iff in R; destruct R as (R & Cells);
+      apply andb_true_iff in R; destruct R as (Unr & Pairs) end.
     match goal with R : false || _ = true |- _ => simpl in R; apply andb_true_iff in R; destruct R as (Long & _); apply Z.leb_le in Long end.
-    apply (pairs_b_sound (ord_u table n_all) false); auto; [discriminate|].
+    apply (conflicts_ordered (ord_u table n_all) false) with (4 := Cells); auto; [|discriminate].
     apply (ord_u_sound table n_all (Z.to_nat (c_unroll C))); auto. lia.
 Qed.
 End Input.
