@@ -152,7 +152,7 @@ Definition pairs_b : bool :=
     Nat.eqb qa qb || forallb (fun x => pair_b x qa ja qb jb) (seq 0 (assignments X)))).
 
 (** Accesses that stand still are swept byte by byte, in replay order (Sweep.v).  One byte of each piece is enough: a piece starts
-    where some range starts. *)
+    where some range starts or ends. *)
 Record item := Item { i_queue : nat; i_pos : nat; i_step : nat; i_write : bool }.
 
 Definition later_item (a : item) : item := Item (i_queue a) (i_pos a) (S (i_step a)) (i_write a).
@@ -182,7 +182,7 @@ Definition items (x : nat) (order : list (nat * nat)) (z : Z) : list item :=
     (filter (fun a => still a && holds (spans_at a 0) z) (accesses x (fst p) (snd p)))) order.
 
 Definition cuts (x : nat) (order : list (nat * nat)) : list Z :=
-  flat_map (fun p => flat_map (fun a => if still a then map fst (spans_at a 0) else []) (accesses x (fst p) (snd p))) order.
+  flat_map (fun p => flat_map (fun a => if still a then map fst (spans_at a 0) ++ map snd (spans_at a 0) else []) (accesses x (fst p) (snd p))) order.
 
 (** [periodic]: the order depends on the distance of the steps only, so two rounds are enough. *)
 Definition cell_b (periodic : bool) (l : list item) : bool :=
@@ -624,7 +624,7 @@ Proof.
   rewrite (Same a i Sa) in Pa. rewrite (Same b k Sb) in Pb.
   assert (Cut : forall q j c l h, q < nq -> j < length (queue_of q) -> In c (accesses x q j) -> still c = true -> In (l, h) (spans_at c 0) -> In l (cuts x order)).
   { intros q j c l h Hq Hj Ic Sc Il. apply in_flat_map. exists (q, j). split; [now apply Oin|]. apply in_flat_map. exists c. split; auto.
-    rewrite Sc. apply in_map_iff. exists (l, h). auto. }
+    rewrite Sc. apply in_app_iff. left. apply in_map_iff. exists (l, h). auto. }
   destruct (piece (cuts x order) z) as (c & Ic & Lc & Max); [exists lo; split; [now apply (Cut qa ja a lo hi)|lia]|].
   pose proof (Max lo (Cut qa ja a lo hi Ha Ja Ia Sa Pa)). pose proof (Max lo' (Cut qb jb b lo' hi' Hb Jb Ib Sb Pb)).
   rewrite forallb_forall in H. assert (Ix : In x (seq 0 (assignments X))) by (apply in_seq; lia). specialize (H x Ix).

@@ -234,8 +234,8 @@ def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, nam
     def flush() -> None:
         for (where, _, native, slow), proved in zip(todo, judge([line for _, line, _, _ in todo]), strict=True):
             counts["corrupted" if where.count("/") > 2 else "original"] += 1
-            counts["hold" if proved else "do not hold"] += 1
-            counts["the page of Python asks for more"] += slow is False and proved
+            counts["holds" if proved else "does_not_hold"] += 1
+            counts["python_stricter"] += slow is False and proved
             if native != proved or (slow and not proved):
                 differ.append(f"{where}: proved {proved}, native {native}, python {slow}")
         todo.clear()
@@ -246,7 +246,7 @@ def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, nam
         try:
             line = case(s, c)
         except TooLarge:
-            counts["too large to write out"] += 1
+            counts["too_large"] += 1
             continue
         slow = not check_certificate(tables, c, engine="python") if python else None
         todo.append((where, line, not check_certificate(tables, c), slow))
