@@ -356,7 +356,7 @@ def ordered_clobber_by_alias(rng: Rng) -> Json:
 
 def duplicated_accumulate(rng: Rng) -> Json:
     """A residual tile is added once more, behind the first: every access is ordered, the value is wrong."""
-    s = lowered(rng)
+    s = lowered(rng, rng.choice(("decode", "logits")))
     adds = [t for t in s["tasks"] if t["op"] in ("o_proj", "o_proj_combine", "down_proj")]
     t = rng.choice(adds)
     copy = {**t, "id": len(s["tasks"]), "signals": [], "waits": [list(w) for w in t["waits"]]}
