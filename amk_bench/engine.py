@@ -39,16 +39,17 @@ class Engine(Protocol):
         """Untimed: brings the cache back to the end of the prefix."""
         ...
 
-    def logits(self, ids: Sequence[int]) -> F32:
-        """Teacher-forced logits, float32 [len(ids), vocabulary]."""
+    def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
+        """Teacher-forced logits of the last ``keep`` positions (0: of all), float32 [positions, vocabulary]."""
         ...
 
 
-def chains_agree(engine_chain: Sequence[int], scored: npt.NDArray[Any], prefix_length: int) -> int:
-    """How many leading ids of a greedy chain equal the argmax (lowest index wins) of ``scored`` [positions, vocabulary].
+def chains_agree(chain: Sequence[int], scored: npt.NDArray[Any]) -> int:
+    """How many leading ids of a greedy chain are the argmax (lowest index wins) of ``scored`` [len(chain), vocabulary].
 
-    ``scored`` are logits over prefix + first id + chain; row ``prefix_length`` is the one that predicts ``chain[0]``.
+    Row i of ``scored`` is what predicts ``chain[i]``.
     """
-    best = np.argmax(scored[prefix_length : prefix_length + len(engine_chain)], axis=-1)
-    wrong = np.flatnonzero(best != np.asarray(engine_chain))
-    return int(wrong[0]) if wrong.size else len(engine_chain)
+    if len(scored) != len(chain):
+        raise ValueError(f"{len(scored)} rows of logits for a chain of {len(chain)}")
+    wrong = np.flatnonzero(np.argmax(scored, axis=-1) != np.asarray(chain))
+    return int(wrong[0]) if wrong.size else len(chain)

@@ -59,7 +59,9 @@ class HfEager:
         if self._model is None:
             import torch
             from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
 
+            logging.disable_progress_bar()
             torch.set_num_threads(self._threads)
             if isinstance(self._source, str | Path):
                 self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=torch.float32, local_files_only=True)
@@ -101,11 +103,12 @@ class HfEager:
                 chain.append(ids[:, 0].tolist())
         return [[step[b] for step in chain] for b in range(self._batch)]
 
-    def logits(self, ids: Sequence[int]) -> F32:
+    def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
         import torch
 
         with torch.inference_mode():
-            scores: F32 = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float().numpy()
+            text = torch.tensor([list(ids)])
+            scores: F32 = self.model(input_ids=text, use_cache=False, logits_to_keep=keep).logits[0].float().numpy()
         return scores
 
     def generate(self, ids: Sequence[int], tokens: int) -> list[int]:

@@ -1,0 +1,123 @@
+"""Fixtures of the suites: the model, the HuggingFace reference, the pinned texts, and comparisons that several suites share."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amk_bench import parity
+from amk_bench.baselines.hf import HfEager
+from amk_bench.options import DEFAULT_MODEL, Options
+from amk_bench.progress import Progress
+from amk_bench.session import Session
+
+HERE = Path(__file__).resolve().parent
+TEXT_SHA256 = "b87b019028ef5cd4962f98ab2d0deecabc5ceef81e6bdca2cccdbeb1873e7c13"
+IDS_SHA256 = "9fd324413f8d3707241c2e6803964dc9a2297daa12d3d96722e16e5951a5f03a"
+PINNED_VOCABULARY = 49_152  # the pinned ids are SmolLM2's
+WINDOW = 1024
+
+Load = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowComparison:
+    """One 1024-token window of the text through both models: logit distance and the two sums of negative log-likelihood."""
+
+    distance: parity.LogitDistance
+    ours_nll: float
+    theirs_nll: float
+
+
+@pytest.fixture(scope="session")
+def model_path(amk_options: Options, amk_progress: Progress) -> Path:
+    """The model's directory.  Fetched only when the user named the model; otherwise the suite says how to fetch it."""
+    from amk_core.importer import ImporterError, hub
+
+    name = amk_options.model
+    if name == DEFAULT_MODEL and not amk_options.model_given and not hub.is_cached(name):
+        pytest.skip(f"{name} is not in the model cache {hub.home()}; run: amk model fetch {name}")
+    try:
+        return hub.resolve(name, amk_progress.say)
+    except ImporterError as error:
+        pytest.skip(f"{name} cannot be opened: {error}; run: amk model fetch {name}")
+
+
+@pytest.fixture(scope="session")
+def hf(model_path: Path, amk_session: Session, amk_progress: Progress) -> HfEager:
+    """HuggingFace in float32 on the CPU: the reference of parity and the baseline of latency."""
+    engine = HfEager(model_path, amk_session.machine.cores)
+    reason = engine.available()
+    if reason:
+        pytest.skip(reason)
+    amk_progress.say("loading the HuggingFace reference (float32)")
+    if engine.model.config.vocab_size != PINNED_VOCABULARY:
+        pytest.skip(f"the pinned ids are of a vocabulary of {PINNED_VOCABULARY}, this model has {engine.model.config.vocab_size}")
+    return engine
+
+
+@pytest.fixture(scope="session")
+def load(model_path: Path) -> Iterator[Load]:
+    """``load(batch=..., context=..., ...)``: the model through ``amk_core``.  Only the last one is kept, to bound memory."""
+    import amk_core
+
+    kept: dict[tuple[tuple[str, Any], ...], Any] = {}
+
+    def loader(**settings: Any) -> Any:
+        key = tuple(sorted(settings.items()))
+        if key not in kept:
+            kept.clear()
+            gc.collect()
+            kept[key] = amk_core.load(str(model_path), **settings)
+        return kept[key]
+
+    yield loader
+    kept.clear()
+
+
+@pytest.fixture(scope="session")
+def text_ids() -> list[int]:
+    """The pinned ids of the perplexity text: 17 870, in SmolLM2's vocabulary."""
+    data = HERE / "perplexity" / "data"
+    for name, digest in (("mansfield_park_80k.txt", TEXT_SHA256), ("mansfield_park_80k.smollm2.u16", IDS_SHA256)):
+        seen = hashlib.sha256((data / name).read_bytes()).hexdigest()
+        assert seen == digest, f"{name} has sha256 {seen}, required is {digest}; restore it from the repository"
+    ids: list[int] = np.fromfile(data / "mansfield_park_80k.smollm2.u16", dtype="<u2").tolist()
+    return ids
+
+
+@pytest.fixture(scope="session")
+def prompts(text_ids: list[int]) -> dict[str, list[int]]:
+    """Pinned prompts: six short ones and one of 600 tokens, whose continuation lies past position 512."""
+    pinned = json.loads((HERE / "parity" / "data" / "prompts.json").read_text(encoding="utf-8"))["prompts"]
+    return {**{p["name"]: p["ids"] for p in pinned}, "novel": text_ids[:600]}
+
+
+@pytest.fixture(scope="session")
+def window(load: Load, hf: HfEager, text_ids: list[int], amk_progress: Progress) -> Callable[[int], WindowComparison]:
+    """``window(i)`` compares window i once; P2 and P3 read the same comparison."""
+    done: dict[int, WindowComparison] = {}
+
+    def compare(index: int) -> WindowComparison:
+        if index not in done:
+            ids = text_ids[index * WINDOW : (index + 1) * WINDOW]
+            assert len(ids) == WINDOW, f"the text has {len(text_ids) // WINDOW} full windows, window {index} was asked for"
+            amk_progress.say(f"window {index}: {WINDOW} tokens through both models")
+            # The context is the window: its last rows are the end of the KV cache.
+            ours = load(context=WINDOW).logits(ids)
+            theirs = hf.logits(ids)
+            targets = np.asarray(ids[1:])
+            done[index] = WindowComparison(
+                parity.logit_distance(ours, theirs), parity.nll_sum(ours[:-1], targets), parity.nll_sum(theirs[:-1], targets)
+            )
+        return done[index]
+
+    return compare

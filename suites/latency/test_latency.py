@@ -1,0 +1,98 @@
+"""Time a token of our VM against HuggingFace eager, in ABBA pairs in one process, behind a P1 gate in the very cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amk_bench.baselines.hf import HfEager
+from amk_bench.clock import CpuClock
+from amk_bench.measure import Cell, Plan, compare, noise
+from amk_bench.options import Arch, Options
+from amk_bench.ours import Ours
+from amk_bench.progress import Progress
+from amk_bench.recorder import Recorder
+from amk_bench.session import SEED
+from amk_bench.stats import noise_floor
+from amk_bench.storage import Seconds
+from amk_bench.verdict import Verdict
+
+POSITIONS = (0, 16, 128, 512, 1024, 2048, 4096, 16384)
+BY_DEFAULT = (0, 16, 128, 512)
+FLOOR_POSITION = 128
+SIZES = {"quick": (4, 6), "default": (8, 10), "full": (16, 20)}  # tokens a call, blocks
+# torch's worker threads spin for about a millisecond after a parallel region; they must not do so inside our timed call.
+SETTLE_S = 0.01
+
+
+@pytest.fixture(scope="module")
+def plan(amk_options: Options) -> Plan:
+    tokens, blocks = SIZES[amk_options.tier]
+    return Plan(tokens, blocks, SEED, settle=lambda: time.sleep(SETTLE_S))
+
+
+@pytest.fixture(scope="module")
+def cell(amk_arch: Arch, amk_options: Options, text_ids: list[int]) -> Callable[[int], Cell]:
+    vocabulary = tuple(sorted(set(text_ids)))
+    return lambda position: Cell(amk_arch.device, amk_options.model, "exact", 1, tuple(text_ids[:position]), vocabulary)
+
+
+@pytest.fixture(scope="module")
+def ours(load: Callable[..., Any], hf: HfEager, amk_arch: Arch, amk_options: Options, plan: Plan) -> Ours:
+    if amk_arch.is_gpu:
+        pytest.skip(f"this version of AMK runs on the CPU only; run: {amk_options.command(arch='cpu')}")
+    last = max(POSITIONS) if amk_options.tier == "full" else max(BY_DEFAULT)
+    limit = int(hf.model.config.max_position_embeddings)
+    reached = max(p for p in POSITIONS if p <= last and p + plan.tokens < limit)
+    return Ours(load(context=max(1024, reached + plan.tokens + 1)))
+
+
+@pytest.fixture(scope="module")
+def floor(ours: Ours, cell: Callable[[int], Cell], plan: Plan, amk_progress: Progress) -> float:
+    """This machine's noise floor: our VM against itself, before anything is compared."""
+    amk_progress.say(f"noise floor: our VM against itself, {plan.blocks} blocks of 4 x {plan.tokens} tokens")
+    return noise_floor(noise(ours, cell(FLOOR_POSITION), plan, CpuClock()))
+
+
+def parameters() -> list[Any]:
+    full = [pytest.mark.amk_full("latency beyond position 512")]
+    return [pytest.param(p, marks=[] if p in BY_DEFAULT else full) for p in POSITIONS]
+
+
+@pytest.mark.amk_device("latency against HF eager")
+@pytest.mark.parametrize("position", parameters())
+def test_decode_against_hf_eager(
+    position: int,
+    ours: Ours,
+    hf: HfEager,
+    floor: float,
+    cell: Callable[[int], Cell],
+    plan: Plan,
+    amk_record: Recorder,
+    amk_seconds: Seconds,
+    amk_progress: Progress,
+) -> None:
+    here = cell(position)
+    limit = int(hf.model.config.max_position_embeddings)
+    if position + plan.tokens >= limit:
+        amk_record.skip(f"latency at position {position}", f"beyond the model's context of {limit}")
+    record, timing = compare(
+        ours, hf, here, plan, CpuClock(), floor, hf.logits, lambda run: amk_progress.over(run, f"position {position}", plan.blocks)
+    )
+    amk_record.latency(record)
+    amk_record.note(
+        f"{plan.blocks} ABBA blocks of 4 calls x {plan.tokens} tokens a cell; noise floor from our VM against itself: "
+        f"{100 * floor:.1f} %",
+        {"noise_floor": floor},
+    )
+    assert timing is not None, record.reason
+    assert record.verdict != Verdict.INVALID
+    amk_seconds.store(
+        [s.device_s for block in timing.blocks for s in block.a],
+        {"cell": {"position": position, "batch": here.batch, "model": here.model, "mode": here.mode}, "tokens": plan.tokens,
+         "baseline": hf.name, "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
+         "interval": [record.low, record.high], "floor": floor, "verdict": str(record.verdict), "gate": record.gate},
+    )  # fmt: skip
