@@ -6,6 +6,7 @@ name ``amk_bench.plugin``.  Imports neither torch nor cupy nor numpy: collecting
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from collections.abc import Generator
@@ -61,7 +62,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     options, arch = session.options, session.arch
     for marker in item.iter_markers("amk_full"):
         if options.tier != "full":
-            _leave_out(item, marker, "part of the full run only", _rerun(item, options, "--full"))
+            _leave_out(item, marker, "part of the full run only", dataclasses.replace(options, tier="full").command())
     for marker in item.iter_markers("amk_device"):
         if arch.missing:
             if options.require_hardware:
@@ -76,13 +77,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             _leave_out(item, marker, arch.missing, options.command())
     if FIXTURE in getattr(item, "fixturenames", ()):
         if session.worker:
-            _leave_out(item, None, "times taken beside other xdist workers are no measurement", _rerun(item, options, "-n0"))
+            _leave_out(item, None, "times taken beside other xdist workers are no measurement", options.command("-n0"))
         if item.config.getoption("benchmark_disable", False):
-            _leave_out(item, None, "timing is switched off by --benchmark-disable", _rerun(item, options))
+            _leave_out(item, None, "timing is switched off by --benchmark-disable", options.command())
 
 
-def _rerun(item: pytest.Item, options: Options, *extra: str) -> str:
-    return options.command(*extra).replace("pytest suites", f'pytest "{item.nodeid}"')
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A suite's test that skips for a reason of its own (no model, no library) becomes an empty cell with that reason."""
+    report = yield
+    ours = any(name.startswith("amk_") for name in getattr(item, "fixturenames", ()))
+    if report.skipped and ours and isinstance(report.longrepr, tuple):
+        told = any(
+            name == PROPERTY and isinstance(value, dict) and value["type"] == SkipRecord.type
+            for name, value in item.user_properties
+        )
+        if not told:
+            reason, _, command = report.longrepr[2].removeprefix("Skipped: ").partition("; run: ")
+            item.user_properties.append((PROPERTY, to_json(SkipRecord(item.name, reason, command))))
+    return report
 
 
 def _leave_out(item: pytest.Item, marker: pytest.Mark | None, reason: str, command: str) -> None:

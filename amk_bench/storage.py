@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from amk_bench.results import SCHEMA, write_atomically
 from amk_bench.session import Session
 
 FIXTURE = "amk_seconds"
+Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 
 class Seconds:
@@ -45,13 +46,23 @@ class BenchmarkHooks:
         """A test that stores device seconds is a benchmark test: --benchmark-only and --benchmark-skip must see it as one."""
         for item in items:
             names = getattr(item, "fixturenames", [])
-            if FIXTURE in names and "benchmark" not in names:
+            if FIXTURE in names:
                 item.add_marker(pytest.mark.benchmark(timer=device_seconds))
-                names.append("benchmark")
+                if "benchmark" not in names:  # the items of one parametrised test share this list
+                    names.append("benchmark")
 
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         """Only what must agree before results compare: pytest-benchmark warns about every other difference."""
         machine_info["amk"] = {"schema": SCHEMA, **self._session.fingerprint.comparable()}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Groups, Groups]:
+        """Our cells stand in the win/loss table; pytest-benchmark shows them only when it compares with a saved run."""
+        groups = yield
+        if config.getoption("benchmark_compare"):
+            return groups
+        others = [(name, [b for b in members if "amk" not in b["extra_info"]]) for name, members in groups]
+        return [(name, members) for name, members in others if members]
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         output_json["amk"] = self._session.document()

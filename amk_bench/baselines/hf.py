@@ -7,6 +7,7 @@ stronger form of this baseline.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +62,7 @@ class HfEager:
             from transformers import AutoModelForCausalLM
             from transformers.utils import logging
 
-            logging.disable_progress_bar()
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             torch.set_num_threads(self._threads)
             if isinstance(self._source, str | Path):
                 self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=torch.float32, local_files_only=True)
@@ -78,7 +79,12 @@ class HfEager:
         if prefix:
             with torch.inference_mode():
                 ids = torch.tensor([list(prefix)] * batch, dtype=torch.int64)
-                self.model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+                self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **self._with_cache())
+
+    def _with_cache(self) -> dict[str, Any]:
+        """The cache under the name that this version of transformers gives the argument."""
+        names = inspect.signature(self.model.forward).parameters
+        return {"cache" if "cache" in names else "past_key_values": self._cache}
 
     def rewind(self) -> None:
         from transformers import DynamicCache
@@ -96,9 +102,9 @@ class HfEager:
             raise ValueError(f"{len(first)} first ids for a batch of {self._batch}")
         with torch.inference_mode():
             ids = torch.tensor(list(first), dtype=torch.int64)[:, None]
-            chain = []
+            chain, with_cache = [], self._with_cache()
             for _ in range(tokens):
-                scores = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True).logits
+                scores = self.model(input_ids=ids, use_cache=True, **with_cache).logits
                 ids = scores[:, -1:].argmax(dim=-1)
                 chain.append(ids[:, 0].tolist())
         return [[step[b] for step in chain] for b in range(self._batch)]

@@ -34,8 +34,8 @@ def judged(windows: range, window: Callable[[int], Any], record: Recorder, progr
         passed=relative <= P3_LIMIT,
         value=relative,
         limit=P3_LIMIT,
-        detail=f"nll {ours:.8f} against HF {theirs:.8f} (difference {ours - theirs:+.2e}); perplexity {math.exp(ours / targets):.8f} "
-        f"against {math.exp(theirs / targets):.8f}; each window: {singly}",
+        detail=f"nll {ours:.8f} against HF {theirs:.8f}, difference {ours - theirs:+.2e}; "
+        f"perplexity {math.exp(ours / targets):.8f} against {math.exp(theirs / targets):.8f}; each window: {singly}",
     )
     assert relative <= P3_LIMIT, f"sum of nll is off by {relative:.2e} relative over {len(windows)} windows, limit {P3_LIMIT:.1e}"
 

@@ -27,17 +27,24 @@ from amk_bench.results import LatencyRecord
 def test_parity(amk_record):
     amk_record.parity("P2", "logits against HF", measured="1.2e-6", required="<= 5e-6", passed=True, value=1.2e-6, limit=5e-6)
 
-@pytest.mark.amk_device("latency at position 0")
-def test_latency(amk_record, amk_seconds, amk_arch):
-    for position, verdict, ratio in ((0, "WIN", 2.0), (128, "LOSS", 0.5)):
-        amk_record.latency(LatencyRecord(amk_arch.device, "m", "exact", "fp32", 1, position, "HF eager", verdict, "P1",
-                                         100.0, 100.0 * ratio, ratio, 0.9 * ratio, 1.1 * ratio, 0.012))
+@pytest.mark.amk_device("latency")
+@pytest.mark.parametrize(("position", "verdict", "ratio"), [(0, "WIN", 2.0), (128, "LOSS", 0.5)])
+def test_latency(amk_record, amk_seconds, amk_arch, position, verdict, ratio):
+    amk_record.latency(LatencyRecord(amk_arch.device, "m", "exact", "fp32", 1, position, "HF eager", verdict, "P1",
+                                     100.0, 100.0 * ratio, ratio, 0.9 * ratio, 1.1 * ratio, 0.012))
     amk_record.note("noise floor measured", {"noise_floor": 0.012})
-    amk_seconds.store([0.25, 0.5, 0.75], {"position": 0})
+    amk_seconds.store([0.25, 0.5, 0.75], {"position": position})
 
 @pytest.mark.amk_gpu("CPU and GPU give equal bits")
 def test_gpu_bits(amk_record):
     amk_record.parity("P5", "bits", measured="equal", required="equal", passed=True)
+
+@pytest.fixture(scope="module")
+def model():
+    pytest.skip("m is not in the model cache; run: amk model fetch m")
+
+def test_needs_model(model, amk_record):
+    pass
 
 @pytest.mark.amk_full("seventeen windows")
 def test_full():
@@ -47,6 +54,7 @@ def test_full():
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeini("[pytest]")  # its own root, whatever lies in the folders above
     pytester.makeconftest('pytest_plugins = ["amk_bench.plugin"]')
     pytester.makepyfile(test_suite=SUITE)
     return pytester
@@ -68,13 +76,15 @@ def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_summary_ends_with_the_table_losses_first(suite: pytest.Pytester) -> None:
     result = run(suite, "--arch=cpu", "-rs")
-    result.assert_outcomes(passed=2, skipped=2)
+    result.assert_outcomes(passed=3, skipped=3)
     result.stdout.fnmatch_lines(["amk: arch cpu (asked for); device *; model smollm2-135m; default run", "amk: CPU *cores*queues*"])
     result.stdout.fnmatch_lines(
         [
             "*parity: 1 of 1 claims hold*",
             "*pass*P2*logits against HF*1.2e-6*<= 5e-6*",
-            "*not run: 2 cells*",
+            "*not run: 3 cells*",
+            "test_needs_model: m is not in the model cache",
+            "    run: amk model fetch m",
             "*win/loss on *",
             "*LOSS*",
             "*WIN*",
@@ -91,10 +101,10 @@ def test_summary_ends_with_the_table_losses_first(suite: pytest.Pytester) -> Non
 def test_missing_card_is_skipped_with_reason_and_command_and_exit_code_zero(suite: pytest.Pytester) -> None:
     result = run(suite, "--arch=sm_89")
     assert result.ret == 0
-    result.assert_outcomes(passed=1, skipped=3)
+    result.assert_outcomes(passed=1, skipped=5)
     result.stdout.fnmatch_lines(
         [
-            "*latency at position 0, CPU and GPU give equal bits: no sm_89 card on this machine (no NVIDIA GPU)",
+            "*latency, CPU and GPU give equal bits: no sm_89 card on this machine (no NVIDIA GPU)",
             "*run: pytest suites --arch=sm_89",
         ]
     )
@@ -103,7 +113,7 @@ def test_missing_card_is_skipped_with_reason_and_command_and_exit_code_zero(suit
 def test_require_hardware_turns_the_skip_into_a_failure(suite: pytest.Pytester) -> None:
     result = run(suite, "--arch=sm_89", "--require-hardware")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=1, errors=2, skipped=1)
+    result.assert_outcomes(passed=1, errors=3, skipped=2)
     result.stdout.fnmatch_lines(["*FAILED: --require-hardware, and no sm_89 card*"])
 
 
@@ -116,9 +126,9 @@ def test_require_hardware_is_never_green_on_nothing(suite: pytest.Pytester, args
 def test_require_hardware_is_satisfied_by_the_card_or_by_the_cpu_when_asked_for(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(suite, "--arch=cpu", "--require-hardware").assert_outcomes(passed=2, skipped=2)
+    run(suite, "--arch=cpu", "--require-hardware").assert_outcomes(passed=3, skipped=3)
     pretend(monkeypatch, L4)
-    run(suite, "--arch=sm_89", "--require-hardware").assert_outcomes(passed=3, skipped=1)
+    run(suite, "--arch=sm_89", "--require-hardware").assert_outcomes(passed=4, skipped=2)
 
 
 def test_auto_takes_the_card_and_device_picks_by_name(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +141,7 @@ def test_auto_takes_the_card_and_device_picks_by_name(suite: pytest.Pytester, mo
 
 
 def test_full_runs_what_the_default_leaves_out(suite: pytest.Pytester) -> None:
-    run(suite, "--full", "--arch=cpu").assert_outcomes(passed=3, skipped=1)
+    run(suite, "--full", "--arch=cpu").assert_outcomes(passed=4, skipped=2)
     result = run(suite, "--full", "--quick")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--quick and --full exclude each other*"])
@@ -147,10 +157,13 @@ def test_device_seconds_and_our_block_are_in_the_benchmark_json(suite: pytest.Py
     result = run(suite, "--arch=cpu", "--benchmark-json=out.json")
     assert result.ret == 0
     data = json.loads((suite.path / "out.json").read_text())
-    (bench,) = data["benchmarks"]
-    assert bench["stats"]["data"] == [0.25, 0.5, 0.75]
-    assert bench["options"]["timer"] == "device_seconds"
-    assert bench["extra_info"]["amk"] == {"schema": 1, "position": 0}
+    assert [bench["extra_info"]["amk"] for bench in data["benchmarks"]] == [
+        {"schema": 1, "position": 0},
+        {"schema": 1, "position": 128},
+    ]
+    for bench in data["benchmarks"]:
+        assert bench["stats"]["data"] == [0.25, 0.5, 0.75]
+        assert bench["options"]["timer"] == "device_seconds"
     assert data["machine_info"]["amk"]["schema"] == 1
     assert data["machine_info"]["amk"]["cpu"]
     records = results.validate(data["amk"])
@@ -163,7 +176,7 @@ def test_a_run_that_timed_nothing_still_writes_why(suite: pytest.Pytester) -> No
     data = json.loads((suite.path / "out.json").read_text())
     assert data["benchmarks"] == []
     skips = [r for r in results.validate(data["amk"]) if isinstance(r, results.SkipRecord)]
-    assert {s.cell for s in skips} == {"latency at position 0", "CPU and GPU give equal bits", "seventeen windows"}
+    assert {s.cell for s in skips} == {"latency", "CPU and GPU give equal bits", "seventeen windows", "test_needs_model"}
     assert all(s.command for s in skips)
 
 
@@ -176,16 +189,16 @@ def test_save_and_compare_work(suite: pytest.Pytester) -> None:
 
 
 def test_benchmark_only_and_skip_see_our_timed_tests(suite: pytest.Pytester) -> None:
-    run(suite, "--arch=cpu", "--benchmark-only").assert_outcomes(passed=1, skipped=3)
-    run(suite, "--arch=cpu", "--benchmark-skip").assert_outcomes(passed=1, skipped=3)
+    run(suite, "--arch=cpu", "--benchmark-only").assert_outcomes(passed=2, skipped=4)
+    run(suite, "--arch=cpu", "--benchmark-skip").assert_outcomes(passed=1, skipped=5)
     disabled = run(suite, "--arch=cpu", "--benchmark-disable")
-    disabled.assert_outcomes(passed=1, skipped=3)
+    disabled.assert_outcomes(passed=1, skipped=5)
     disabled.stdout.fnmatch_lines(["*timing is switched off by --benchmark-disable*"])
 
 
 def test_works_without_pytest_benchmark(suite: pytest.Pytester) -> None:
     result = run(suite, "--arch=cpu", "-p", "no:benchmark", "--strict-markers")
-    result.assert_outcomes(passed=2, skipped=2)
+    result.assert_outcomes(passed=3, skipped=3)
     result.stdout.fnmatch_lines(["*1 LOSS, 1 WIN of 2 cells*"])
 
 
@@ -206,7 +219,7 @@ def test_xdist_passes_records_on_and_takes_no_times(suite: pytest.Pytester) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert "parity: 1 of 1 claims hold" in done.stdout
     assert "times taken beside other xdist workers are no measurement" in done.stdout
-    assert "WIN" not in done.stdout
+    assert "win/loss on" not in done.stdout
 
 
 def fake_installation(folder: Path) -> Path:
@@ -239,7 +252,7 @@ def test_registers_once_through_entry_point_conftest_or_both(
     (suite.path / "test_once.py").write_text(textwrap.dedent(probe))
     done = in_child(suite, "--arch=cpu", *extra, paths=paths)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed, 2 skipped" in done.stdout
+    assert "4 passed, 3 skipped" in done.stdout
     assert done.stdout.count("win/loss on") == 1
 
 
@@ -267,6 +280,7 @@ def test_loading_is_light() -> None:
 
 
 def test_collecting_imports_no_torch_and_costs_little(suite: pytest.Pytester) -> None:
+    (suite.path / "test_suite.py").unlink()
     (suite.path / "test_light.py").write_text("import sys\nassert not {'torch', 'transformers', 'cupy'} & set(sys.modules)\n")
     with_plugin = min(_seconds(suite, "--collect-only", "-q") for _ in range(2))
     (suite.path / "conftest.py").unlink()
@@ -286,7 +300,7 @@ def test_update_reports_appends_one_valid_file(suite: pytest.Pytester) -> None:
     assert not (suite.path / "reports").exists()
     assert run(suite, "--arch=cpu", "--update-reports").ret == 0
     (report,) = (suite.path / "reports" / "data").glob("*.json")
-    assert len(results.validate(json.loads(report.read_text()))) == 6
+    assert len(results.validate(json.loads(report.read_text()))) == 8
 
 
 def test_header_remembers_the_noise_floor(suite: pytest.Pytester) -> None:

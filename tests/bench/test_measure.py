@@ -1,0 +1,182 @@
+"""Claims: an honest engine is timed, a cheating one comes out INVALID with the reason and without a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from amk_bench.clock import Sample
+from amk_bench.engine import F32, chains_agree
+from amk_bench.measure import UNTIMED, Cell, Plan, compare, noise
+from amk_bench.results import LatencyRecord
+from amk_bench.stats import noise_floor
+from amk_bench.verdict import Verdict
+
+T = TypeVar("T")
+VOCABULARY = 50
+PREFIX = tuple(range(1, 8))
+PLAN = Plan(tokens=3, blocks=6, seed=1)
+
+
+class Clock:
+    name = "synthetic"
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.noise = np.random.default_rng(3)
+
+    def measure(self, work: Callable[[], T]) -> tuple[Sample, T]:
+        start = self.now_s
+        result = work()
+        return Sample(self.now_s - start, self.now_s - start), result
+
+
+def following(ids: Sequence[int]) -> int:
+    """The toy language: the next token depends on the whole text."""
+    return sum((i + 1) * t for i, t in enumerate(ids)) % VOCABULARY
+
+
+def score(ids: Sequence[int], keep: int) -> F32:
+    out = np.zeros((keep, VOCABULARY), np.float32)
+    for row in range(keep):
+        out[row, following(ids[: len(ids) - keep + row + 1])] = 1.0
+    return out
+
+
+class Honest:
+    """Decodes the toy language from its own cache; a step takes ``step_s`` with 0.2 % noise."""
+
+    precision = "fp32"
+
+    def __init__(self, clock: Clock, step_s: float, name: str = "honest") -> None:
+        self.name = name
+        self.clock = clock
+        self.step_s = step_s
+        self.cache: list[list[int]] = []
+        self.prefix: tuple[int, ...] = ()
+
+    def available(self) -> str | None:
+        return None
+
+    def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
+        self.prefix = tuple(prefix)
+        self.cache = [list(prefix) for _ in range(batch)]
+
+    def rewind(self) -> None:
+        self.cache = [list(self.prefix) for _ in self.cache]
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        self.clock.now_s += tokens * self.step_s * (1 + 0.002 * self.clock.noise.standard_normal())
+        out: list[list[int]] = []
+        for text, start in zip(self.cache, first, strict=True):
+            text.append(start)
+            for _ in range(tokens):
+                text.append(following(text))
+            out.append(text[-tokens:])
+        return out
+
+    def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
+        return score(ids, keep or len(ids))
+
+
+class Stale(Honest):
+    """Computes the first two calls (the gate's) and returns their output for ever after, very quickly."""
+
+    calls = 0
+    last: list[list[int]]
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        self.calls += 1
+        if self.calls <= 2:
+            self.last = super().decode(first, tokens)
+        else:
+            self.clock.now_s += 1e-6
+        return self.last
+
+
+class OnlyAtZero(Honest):
+    """Forgets the prefix: right at position 0 only."""
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        self.cache = [[] for _ in self.cache]
+        return super().decode(first, tokens)
+
+
+class Short(Honest):
+    """Writes one token fewer."""
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        return super().decode(first, tokens - 1)
+
+
+def cell(position: int = len(PREFIX), batch: int = 1) -> Cell:
+    return Cell("toy", "toy", "exact", batch, PREFIX[:position], tuple(range(VOCABULARY)))
+
+
+def measured(ours: Honest, theirs: Honest, where: Cell, floor: float = 0.01) -> LatencyRecord:
+    record, timing = compare(ours, theirs, where, PLAN, ours.clock, floor, score)
+    assert (timing is None) == (record.verdict == Verdict.INVALID)
+    return record
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_honest_engines_get_ratio_times_and_gate(batch: int) -> None:
+    clock = Clock()
+    record = measured(Honest(clock, 0.010), Honest(clock, 0.020, "slow"), cell(batch=batch))
+    assert record.verdict == Verdict.WIN
+    assert record.ratio == pytest.approx(2.0, rel=0.01)
+    assert record.ours_us == pytest.approx(10_000, rel=0.01)
+    assert record.baseline_us == pytest.approx(20_000, rel=0.01)
+    assert (record.gate, record.position, record.batch, record.tokens) == ("P1", len(PREFIX), batch, 3)
+    assert len(record.ours_samples_us) == 2 * PLAN.blocks
+
+
+def test_same_engine_is_a_tie_and_a_five_per_cent_slower_one_a_loss() -> None:
+    clock = Clock()
+    floor = noise_floor(noise(Honest(clock, 0.01), cell(), PLAN, clock))
+    assert measured(Honest(clock, 0.0100), Honest(clock, 0.01, "other"), cell(), floor).verdict == Verdict.TIE
+    assert measured(Honest(clock, 0.0105), Honest(clock, 0.01, "other"), cell(), floor).verdict == Verdict.LOSS
+
+
+@pytest.mark.parametrize(
+    ("cheat", "reason"),
+    [(Stale, "returned different tokens"), (OnlyAtZero, "gate of"), (Short, "not 1 lists of 3 ids")],
+)
+def test_cheats_are_invalid_and_have_no_time(cheat: type[Honest], reason: str) -> None:
+    clock = Clock()
+    record = measured(cheat(clock, 0.001, "cheat"), Honest(clock, 0.01), cell())
+    assert record.verdict == Verdict.INVALID
+    assert reason in record.reason
+    assert record.ours_us is None
+
+
+def test_a_cheating_baseline_does_not_pass_either() -> None:
+    clock = Clock()
+    record = measured(Honest(clock, 0.01), OnlyAtZero(clock, 0.1, "strawman"), cell())
+    assert record.reason.startswith("gate of strawman")
+
+
+def test_right_at_position_zero_only_passes_there_and_nowhere_else() -> None:
+    clock = Clock()
+    assert measured(OnlyAtZero(clock, 0.001), Honest(clock, 0.01), cell(position=0)).verdict == Verdict.WIN
+    assert measured(OnlyAtZero(clock, 0.001), Honest(clock, 0.01), cell(position=1)).verdict == Verdict.INVALID
+
+
+def test_inputs_differ_between_calls_and_agree_between_sides() -> None:
+    where = cell()
+    drawn = [tuple(where.first_ids(call, 1)) for call in range(24)]
+    assert len(set(drawn)) > 12
+    assert where.first_ids(5, 1) == where.first_ids(5, 1)
+    assert not {UNTIMED, UNTIMED + 1} & set(range(2 * PLAN.blocks))
+
+
+def test_chains_agree_counts_the_leading_equal_ids_and_lowest_index_wins() -> None:
+    scored = np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0], [0.0, 0.0, 3.0]])
+    assert chains_agree([0, 1, 2], scored) == 3
+    assert chains_agree([1, 1, 2], scored) == 0
+    assert chains_agree([0, 2, 2], scored) == 1
+    with pytest.raises(ValueError, match="3 rows"):
+        chains_agree([0, 1], scored)
