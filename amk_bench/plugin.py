@@ -84,17 +84,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A suite's test that skips for a reason of its own (no model, no library) becomes an empty cell with that reason."""
+    """A suite's test that skips or breaks before it has recorded anything becomes an empty cell with that reason."""
     report = yield
     ours = any(name.startswith("amk_") for name in getattr(item, "fixturenames", ()))
-    if report.skipped and ours and isinstance(report.longrepr, tuple):
-        told = any(
-            name == PROPERTY and isinstance(value, dict) and value["type"] == SkipRecord.type
-            for name, value in item.user_properties
-        )
-        if not told:
-            reason, _, command = report.longrepr[2].removeprefix("Skipped: ").partition("; run: ")
-            item.user_properties.append((PROPERTY, to_json(SkipRecord(item.name, reason, command))))
+    told = any(name == PROPERTY for name, _ in item.user_properties)
+    if not ours or told or report.passed:
+        return report
+    if report.skipped:
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else "expected to fail"
+        reason, _, command = text.removeprefix("Skipped: ").partition("; run: ")
+    else:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason, command = crash.message.splitlines()[0] if crash else "see the error above", ""
+    item.user_properties.append((PROPERTY, to_json(SkipRecord(item.name, reason, command, broken=report.failed))))
     return report
 
 

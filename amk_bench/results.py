@@ -88,12 +88,13 @@ class LatencyRecord:
 
 @dataclass(frozen=True, slots=True)
 class SkipRecord:
-    """A cell that did not run: ``reason`` says why, ``command`` what runs it."""
+    """A cell without a result: ``reason`` says why, ``command`` what runs it; ``broken`` when it ended in an error."""
 
     type: ClassVar[str] = "skipped"
     cell: str
     reason: str
     command: str = ""
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

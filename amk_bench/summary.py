@@ -52,9 +52,15 @@ def write(terminal: Terminal, records: Sequence[Record], options: Options, arch:
         for r in parities:
             if r.detail:
                 _wrapped(terminal, f"{r.level} {r.claim}: {r.detail}", width)
-    if skips:
-        terminal.section(f"not run: {len(skips)} cell{'s' * (len(skips) != 1)}")
-        for line in table.skipped(skips):
+    broken = [s for s in skips if s.broken]
+    if broken:
+        terminal.section(f"BROKEN: {_count(broken)} ended in an error before there was a result", red=True, bold=True)
+        for line in table.skipped(broken):
+            _wrapped(terminal, line, width)
+    left_out = [s for s in skips if not s.broken]
+    if left_out:
+        terminal.section(f"not run: {_count(left_out)}")
+        for line in table.skipped(left_out):
             _wrapped(terminal, line, width)
     if notes or cells:
         terminal.section(f"win/loss on {arch.device} ({arch.name})")
@@ -64,6 +70,10 @@ def write(terminal: Terminal, records: Sequence[Record], options: Options, arch:
         _win_loss(terminal, cells, ascii_only, width)
     elif skips and options.arch != "cpu":
         terminal.write_line("no time was measured; see the cells above for what would run it")
+
+
+def _count(cells: Sequence[SkipRecord]) -> str:
+    return f"{len(cells)} cell{'s' * (len(cells) != 1)}"
 
 
 def _win_loss(terminal: Terminal, cells: Sequence[LatencyRecord], ascii_only: bool, width: int) -> None:

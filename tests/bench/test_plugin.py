@@ -309,6 +309,17 @@ def test_header_remembers_the_noise_floor(suite: pytest.Pytester) -> None:
     suite.runpytest_inprocess("--arch=cpu").stdout.fnmatch_lines(["*noise floor 1.2 % when last measured"])
 
 
+def test_a_claim_that_breaks_is_told_apart_from_one_that_was_left_out(suite: pytest.Pytester) -> None:
+    (suite.path / "test_broken.py").write_text("def test_broken(amk_record):\n    raise RuntimeError('the VM refuses')\n")
+    result = run(suite, "--arch=cpu", "--benchmark-json=out.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        ["*BROKEN: 1 cell ended in an error*", "test_broken: RuntimeError: the VM refuses", "*not run: 3 cells*"]
+    )
+    records = results.validate(json.loads((suite.path / "out.json").read_text())["amk"])
+    assert [r.cell for r in records if isinstance(r, results.SkipRecord) and r.broken] == ["test_broken"]
+
+
 def test_progress_speaks_past_capture_on_long_work_only(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["amk_bench.plugin"]')
     pytester.makepyfile("""

@@ -1,0 +1,180 @@
+"""P5 and P6 in mode ``exact``: the same bits for every schedule, queue count, batch, chunking and thread timing, every time.
+
+Compared are the token ids, the key and value rows that the last layer wrote (everything below the LM head went into them) and,
+where the variant concerns them, teacher-forced logits.  Digests are of exact bytes: one different bit fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from amk_bench.options import Arch, Options
+from amk_bench.parity import bits
+from amk_bench.progress import Progress
+from amk_bench.recorder import Recorder
+
+NEW_TOKENS = 8
+CONTEXT = 256
+PERTURBED_RUNS = 20
+REPEATS = 100
+# Odd lengths: below one chunk, off the chunk's edge, and past an attention block.
+LENGTHS = (5, 23, 70)
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"tiles_per_queue": 3},
+    {"placement": "blocked", "row_align": 2},
+    {"placement": "strided", "head_tiles_per_queue": 5},
+    {"fuse_qkv": False},
+    {"fuse_combine": False, "attn_splits": 3},
+    {"fuse_argmax": False},
+    {"dependencies": "head", "tiles_per_queue": 2},
+    {"attn_splits": 5, "embed_tiles": 3, "sampler_queue": 1},
+    {"fuse_qkv": False, "fuse_combine": False, "fuse_argmax": False, "dependencies": "head", "placement": "blocked"},
+)
+QUEUES = (2, 3, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a model made of the prompts: one (tokens, digest of the last layer's keys and values) a prompt."""
+
+    rows: tuple[tuple[tuple[int, ...], str, str], ...]
+
+
+@pytest.fixture(scope="module")
+def texts(text_ids: list[int]) -> list[list[int]]:
+    starts = (0, 100, 200)
+    return [text_ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
+
+
+def trace(model: Any, texts: Sequence[Sequence[int]]) -> Trace:
+    """Greedy continuations of ``texts``, as many side by side as the model's batch takes."""
+    rows = []
+    layer = model.graph.n_layers - 1
+    for start in range(0, len(texts), model.batch):
+        group = [list(t) for t in texts[start : start + model.batch]]
+        made = model.generate(group, max_new_tokens=NEW_TOKENS, temperature=0.0, stop_ids=[])
+        vm = model.program("decode").vm
+        caches = [vm.buffer(f"L{layer}.{name}") for name in ("k", "v")]
+        for slot, (ids, g) in enumerate(zip(group, made, strict=True)):
+            digests = []
+            for cache in caches:
+                first = slot * (len(cache) // model.batch)
+                digests.append(bits(cache[first : first + len(ids) + NEW_TOKENS - 1]))
+            rows.append((tuple(g.tokens), digests[0], digests[1]))
+    return Trace(tuple(rows))
+
+
+@pytest.fixture(scope="module")
+def reference(load: Callable[..., Any], texts: list[list[int]]) -> tuple[Trace, str]:
+    """Default schedule, two queues, one sequence, chunks of 16: its trace and its logits."""
+    model = load(queues=2, batch=1, context=CONTEXT, chunk=16)
+    return trace(model, texts), bits(model.logits(texts[-1]))
+
+
+def show(record: Recorder, level: str, claim: str, equal: int, total: int, differing: Sequence[str] = ()) -> None:
+    record.parity(
+        level, claim, measured=f"{equal} of {total} equal", required="equal bits", passed=equal == total, value=float(equal),
+        limit=float(total), detail=f"different: {'; '.join(differing)}" if differing else "",
+    )  # fmt: skip
+    assert equal == total, differing
+
+
+def test_schedules_and_queues(
+    load: Callable[..., Any], texts: list[list[int]], reference: tuple[Trace, str], amk_options: Options, amk_record: Recorder,
+    amk_progress: Progress,
+) -> None:  # fmt: skip
+    from amk_core.schedule import tables
+    from amk_core.schedule.config import ScheduleConfig
+
+    wanted, logits = reference
+    pairs = [(c, QUEUES[i % len(QUEUES)]) for i, c in enumerate(CONFIGS)]
+    if amk_options.tier == "full":
+        pairs = [(c, q) for c in CONFIGS for q in QUEUES]
+    differing, programs = [], set()
+    for settings, queues in amk_progress.over(pairs, "equal bits over schedules"):
+        config = ScheduleConfig(**settings)
+        model = load(config=config, queues=queues, batch=1, context=CONTEXT, chunk=16)
+        programs.add(tables.table_hash(tables.pack(model.schedules["decode"])))
+        if trace(model, texts) != wanted or bits(model.logits(texts[-1])) != logits:
+            differing.append(f"{config!r} on {queues} queues")
+    assert len(programs) == len(pairs), "two variants gave the same program, so this compared nothing"
+    show(
+        amk_record, "P5", f"{len(CONFIGS)} schedule configs on {'/'.join(map(str, QUEUES))} queues", len(pairs) - len(differing),
+        len(pairs), differing,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [3, 16])
+def test_batch(
+    load: Callable[..., Any], texts: list[list[int]], reference: tuple[Trace, str], batch: int, amk_record: Recorder
+) -> None:
+    """Every slot of the batch gives what its sequence gives alone, whoever its neighbours are."""
+    model = load(queues=2, batch=batch, context=CONTEXT, chunk=16)
+    order = [i % len(texts) for i in range(batch)]
+    made = trace(model, [texts[i] for i in order])
+    equal = sum(row == reference[0].rows[i] for row, i in zip(made.rows, order, strict=True))
+    show(amk_record, "P5", f"each slot of batch {batch} as alone", equal, batch)
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_chunk(
+    load: Callable[..., Any], texts: list[list[int]], reference: tuple[Trace, str], chunk: int, amk_record: Recorder
+) -> None:
+    """Prompts cut into chunks of 1, 7 or 16 tokens."""
+    model = load(queues=2, batch=1, context=CONTEXT, chunk=chunk)
+    made = trace(model, texts)
+    equal = sum(a == b for a, b in zip(made.rows, reference[0].rows, strict=True))
+    equal += bits(model.logits(texts[-1])) == reference[1]
+    show(amk_record, "P5", f"chunks of {chunk} as chunks of 16", equal, len(texts) + 1)
+
+
+def test_perturbed_timing(
+    load: Callable[..., Any], texts: list[list[int]], reference: tuple[Trace, str], amk_record: Recorder, amk_progress: Progress
+) -> None:
+    """Seeded random delays around every task of seven threads: other interleavings, the same bits."""
+    model = load(queues=7, batch=3, context=CONTEXT, chunk=7)
+    differing = []
+    try:
+        for seed in amk_progress.over(range(1, PERTURBED_RUNS + 1), "perturbed runs"):
+            model.perturb_seed = seed
+            if trace(model, texts) != reference[0]:
+                differing.append(f"seed {seed}")
+    finally:
+        model.perturb_seed = None
+    show(amk_record, "P5", "perturbed runs, 7 queues, batch 3, chunk 7", PERTURBED_RUNS - len(differing), PERTURBED_RUNS, differing)
+
+
+def test_repeat(load: Callable[..., Any], texts: list[list[int]], reference: tuple[Trace, str], amk_record: Recorder) -> None:
+    """P6: the same launch 100 times."""
+    model = load(queues=2, batch=1, context=CONTEXT, chunk=16)
+    short = texts[0]
+    model.prefill([short])
+    first = model.resume([short[-1]], [len(short)], 2)
+    layer = model.graph.n_layers - 1
+    keys = model.program("decode").vm.buffer(f"L{layer}.k")
+    wanted = bits(keys[: len(short) + 2])
+    equal = 0
+    for _ in range(REPEATS):
+        keys[len(short) : len(short) + 2] = float("nan")
+        equal += model.resume([short[-1]], [len(short)], 2) == first and bits(keys[: len(short) + 2]) == wanted
+    show(amk_record, "P6", f"the same launch {REPEATS} times", equal, REPEATS)
+
+
+@pytest.mark.amk_gpu("P5: CPU and GPU give equal bits")
+def test_cpu_and_gpu(
+    load: Callable[..., Any], texts: list[list[int]], reference: tuple[Trace, str], amk_arch: Arch, amk_record: Recorder
+) -> None:
+    """Mode ``exact`` on the card: the CPU's bits."""
+    try:
+        model = load(backend="cuda", batch=1, context=CONTEXT, chunk=16)
+    except ValueError as error:
+        pytest.skip(f"{amk_arch.device} is here, but {error}; run: pytest suites --arch=cpu")
+    made = trace(model, texts)
+    equal = sum(a == b for a, b in zip(made.rows, reference[0].rows, strict=True))
+    equal += bits(model.logits(texts[-1])) == reference[1]
+    show(amk_record, "P5", f"{amk_arch.name} as the CPU", equal, len(texts) + 1)
