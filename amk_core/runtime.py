@@ -328,6 +328,54 @@ class Model:
         )  # fmt: skip
         return out
 
+    def prefill(self, prompts: Sequence[Tokens]) -> None:
+        """Fill the KV rows of every token of each prompt (it may be empty), prompt b in sequence slot b.
+
+        :meth:`resume` continues from them, any number of times.
+
+        Raises:
+            RequestError: more prompts than slots, a token id out of range, a prompt that does not fit.
+        """
+        if not 1 <= len(prompts) <= self.batch:
+            raise RequestError(f"{len(prompts)} prompts, the model is loaded for 1 to {self.batch}; load it with a larger batch")
+        requests = [self._tokens([*ids, 0], i) for i, ids in enumerate(prompts)]  # the last id is not fed
+        longest = max(map(len, requests)) - 1
+        if longest >= self.context:
+            raise RequestError(
+                f"a prompt of {longest} tokens leaves no room in the context of {self.context}; load with a larger one"
+            )
+        self.program("decode")  # sizes the shared KV pool
+        self._prefill(requests)
+
+    def resume(self, last: Tokens, positions: Sequence[int], tokens: int) -> list[list[int]]:
+        """Greedy continuation on the KV rows that are there: feed ``last[b]`` at ``positions[b]``, return ``tokens`` ids each.
+
+        Stop ids are ignored.  Rows from ``positions[b]`` on are written anew, so the same call gives the same ids again.
+
+        Raises:
+            RequestError: as for :meth:`prefill`, and when a continuation does not fit the context.
+        """
+        if not (1 <= len(last) == len(positions) <= self.batch and tokens >= 1):
+            raise RequestError(
+                f"{len(last)} ids at {len(positions)} positions for {tokens} tokens; required: 1 to {self.batch} pairs"
+            )
+        first = self._tokens(last, 0)
+        if min(positions) < 0 or max(positions) + tokens > self.context:
+            raise RequestError(f"{tokens} tokens from positions {list(positions)} do not fit the context of {self.context}")
+        program = self.program("decode")
+        vm, idle = program.vm, self.batch - len(first)
+        vm.buffer("control")[:] = 0
+        vm.buffer("stop_ids")[:] = -1
+        vm.buffer("done")[:, 0] = [0] * len(first) + [1] * idle
+        vm.buffer("token")[:, 0] = [*first, *[0] * idle]
+        out: list[list[int]] = [[] for _ in first]
+        for made in range(0, tokens, program.geometry.max_steps):
+            steps = min(program.geometry.max_steps, tokens - made)
+            self._run(program, steps, [*(p + made for p in positions), *[0] * idle], [*[steps] * len(first), *[0] * idle], None)
+            for b, chain in enumerate(out):
+                chain += vm.buffer("out")[:steps, b].tolist()
+        return out
+
     def logits(self, ids: Tokens) -> npt.NDArray[np.float32]:
         """Teacher-forced logits, float32 [len(ids), vocab]: row i is what follows ids[0..i].
 

@@ -165,6 +165,22 @@ def test_tokens_stream_in_order(load: Load, reference: list[list[int]]) -> None:
     assert [[t for i, t in seen if i == k] for k in range(3)] == reference
 
 
+@pytest.mark.parametrize("batch", [3, 4])
+def test_resuming_on_filled_rows_gives_what_generate_gives(load: Load, reference: list[list[int]], batch: int) -> None:
+    m = load(batch=batch)
+    m.prefill([p[:-1] for p in PROMPTS])
+    last, positions = [p[-1] for p in PROMPTS], [len(p) - 1 for p in PROMPTS]
+    assert m.resume(last, positions, NEW) == reference
+    assert m.resume(last, positions, 3) == [r[:3] for r in reference]
+
+
+def test_resuming_past_one_launch(hf: Any, load: Load) -> None:
+    m = load()
+    whole = m.generate(PROMPTS[0], 200, stop_ids=[])[0].tokens
+    m.prefill([PROMPTS[0][:-1]])
+    assert m.resume([PROMPTS[0][-1]], [len(PROMPTS[0]) - 1], 200) == [whole]
+
+
 def test_an_interrupted_call_leaves_a_usable_model(load: Load, reference: list[list[int]]) -> None:
     m = load()
 
@@ -190,6 +206,12 @@ def test_an_interrupted_call_leaves_a_usable_model(load: Load, reference: list[l
         (lambda m: m.generate([1], temperature=float("nan")), "temperature is nan"),
         (lambda m: m.generate([1], stop_ids=list(range(17))), "at most 16 ids"),
         (lambda m: m.logits([1] * 257), "the context is 256"),
+        (lambda m: m.prefill([[1], [2]]), "2 prompts, the model is loaded for 1 to 1"),
+        (lambda m: m.prefill([[1] * 256]), "leaves no room in the context of 256"),
+        (lambda m: m.prefill([[301]]), "token id 301 is out of range"),
+        (lambda m: m.resume([1], [250], 7), "do not fit the context of 256"),
+        (lambda m: m.resume([1], [-1], 2), "do not fit"),
+        (lambda m: m.resume([1, 2], [0], 2), "2 ids at 1 positions"),
     ],
 )
 def test_bad_requests_are_named(load: Load, call: Callable[[Model], object], message: str) -> None:
