@@ -1,0 +1,64 @@
+"""The validator under attack: every class of the attack suite, labelled by the exhaustive oracle.
+
+Default: 7 160 schedules.  ``--quick``: 1 600 (says so).  ``--full``: 200 000, resumable: a stopped run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from amk_bench.adversary import run as attack
+
+QUICK_N = 1_600
+UNDECIDED_SHARE = 0.001  # outside the drift class; real lowerings: none
+SEED = 0
+
+
+def size(config: pytest.Config) -> int:
+    if config.getoption("--full", default=False):
+        return attack.FULL_N
+    return QUICK_N if config.getoption("--quick", default=False) else attack.DEFAULT_N
+
+
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> dict[str, attack.Row]:
+    """The table of the run, printed once."""
+    n = size(request.config)
+    out = None
+    if n == attack.FULL_N:
+        cache: Any = getattr(request.config, "cache", None)
+        out = cache.mkdir("amk-attack") / f"full-{SEED}.jsonl" if cache is not None else None
+    workers = min(2, len(os.sched_getaffinity(0)))
+    rows = attack.run(n, SEED, out=out, processes=workers)
+    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        short = " (--quick: fewer than the default 7 160)" if n == QUICK_N else ""
+        print(f"\n{n} schedules, labelled by the exhaustive oracle{short}\n{attack.table(rows)}")
+    return {r.name: r for r in rows}
+
+
+@pytest.mark.parametrize("name", [*attack.CLASSES, attack.REGRESSION_CLASS])
+def test_no_false_accept_and_no_false_reject(name: str, rows: dict[str, attack.Row]) -> None:
+    row = rows[name]
+    assert (row.false_accepts, row.false_rejects) == (0, 0), "\n".join(row.failures[:5])
+
+
+def test_hardly_anything_is_undecided(rows: dict[str, attack.Row]) -> None:
+    rest = [r for r in rows.values() if r.name not in attack.MAY_BE_UNDECIDED]
+    assert rows["real_lowering"].undecided == 0
+    assert sum(r.undecided + r.too_large for r in rest) <= UNDECIDED_SHARE * sum(r.n for r in rest)
+
+
+def test_the_run_has_the_promised_size(rows: dict[str, attack.Row], request: pytest.FixtureRequest) -> None:
+    total = attack.totals(rows.values())
+    assert total.n == size(request.config)
+    assert total.unsafe > total.n / 3  # an attack that hardly attacks would prove nothing
+    if "amk_record" in request.fixturenames or request.config.pluginmanager.hasplugin("amk_bench"):
+        record: Any = request.getfixturevalue("amk_record")
+        record.note(
+            f"validator: {total.n} schedules, {total.unsafe} unsafe; {total.false_accepts} false accepts, "
+            f"{total.false_rejects} false rejects, {total.undecided} undecided"
+        )
