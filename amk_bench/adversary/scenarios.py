@@ -214,6 +214,8 @@ def stop_seen_by_one_queue(rng: Rng) -> Json:
         n.task(1, waits=[(c, 1)])
     if rng.random() < 0.2:  # somebody else writes the decision too, in order
         n.task(0, [], [access(stop, ONE, affine(1))])
+    if rng.random() < 0.08:
+        n.tasks[sampler]["writes"][0]["maybe"] = True
     n.extra["stop"] = {"buffer": stop, "task": sampler}
     return n.json()
 

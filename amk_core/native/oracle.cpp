@@ -376,6 +376,10 @@ class Oracle {
   int64_t stop_at_ = -1;  // instance of the stop task in step 0
   void stop_rule() {
     if (t.stop_task < 0) return;
+    bool writes = false;
+    for (int64_t a = t.acc_off[size_t(t.stop_task)]; a < t.acc_off[size_t(t.stop_task) + 1]; ++a)
+      writes |= t.acc_buffer[size_t(a)] == t.stop_buffer && (t.acc_flags[size_t(a)] & (kWrite | kMaybe)) == kWrite;
+    if (!writes) mark(kStop, "the stop task does not write the stop buffer");
     for (int64_t k = 0; k < n_inst; ++k)
       if (task_[size_t(k)] == t.stop_task && step_[size_t(k)] == 0) stop_at_ = k;
   }

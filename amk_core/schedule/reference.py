@@ -205,9 +205,11 @@ class _Dynamic:
         if self.s.target is None:
             return
         each = [p.bytes for p in self.s.pools if p.per_queue]
-        if self.s.n_queues > self.s.target.sms or any(b is None for b in each):
-            self.found.add("FIT")
-        elif sum(b for b in each if b is not None) > self.s.target.smem_bytes:
+        if (
+            self.s.n_queues > self.s.target.sms
+            or any(b is None for b in each)
+            or sum(b for b in each if b is not None) > self.s.target.smem_bytes
+        ):
             self.found.add("FIT")
 
     # -- bytes
@@ -373,9 +375,9 @@ class _Dynamic:
     def races(self, scene: _Scene) -> None:
         plain = [u for u in scene.uses if not self.tagged(u) and self.ran(u.instance)]
         for x, y in itertools.combinations(plain, 2):
-            if (x.write or y.write) and x.cells & y.cells and x.instance != y.instance:
-                if not self.before(x.instance, y.instance) and not self.before(y.instance, x.instance):
-                    self.found.add("RACE")
+            a, b = x.instance, y.instance
+            if (x.write or y.write) and x.cells & y.cells and a != b and not self.before(a, b) and not self.before(b, a):
+                self.found.add("RACE")
 
     def readonly(self, scene: _Scene) -> None:
         for b, buffer in enumerate(self.s.buffers):
@@ -390,7 +392,12 @@ class _Dynamic:
         """A queue that enters step i + 1 has waited for the step before, as its first task says, and nothing else."""
         if self.s.stop is None:
             return
-        writer = [k for k in range(self.n) if self.task[k] == self.s.stop[1]]
+        buffer, task = self.s.stop
+        c = self.s.columns
+        mine = range(int(c.acc_off[task]), int(c.acc_off[task + 1]))
+        if not any(c.acc_buffer[x] == buffer and c.acc_flags[x] & (WRITE | MAYBE) == WRITE for x in mine):
+            self.found.add("STOP")  # nobody ever decides
+        writer = [k for k in range(self.n) if self.task[k] == task]
         for k in range(self.n):
             i = self.step[k]
             if i == 0 or self.pos[k] % self.length[self.queue[k]] or not self.ran(k - 1):
@@ -415,9 +422,8 @@ class _Dynamic:
                     self.found.add("TAG")  # another name for tagged bytes
                 elif x.write and y.write and x.instance != y.instance and self.tag(x) == self.tag(y):
                     self.found.add("TAG")  # two writers of one tag
-                elif y.write and not x.write and self.tag(y) > self.tag(x) and self.ran(y.instance):
-                    if not self.before(x.instance, y.instance):
-                        self.found.add("TAG")  # the reader may be overtaken
+                elif y.write and not x.write and self.tag(y) > self.tag(x) and self.overtaken(x.instance, y.instance):
+                    self.found.add("TAG")
         for cell in range(scene.n_cells):
             writers = {self.tag(u): u for u in scene.uses if u.write and self.tagged(u) and u.cells >> cell & 1}
             reads = {self.tag(u) for u in scene.uses if not u.write and not u.maybe and self.tagged(u) and u.cells >> cell & 1}
@@ -426,6 +432,10 @@ class _Dynamic:
                 if now not in reads and self.ran(b) and not self.before(a, b):
                     self.found.add("TAG")
 
+    def overtaken(self, reader: int, writer: int) -> bool:
+        """The next writer of an address may start before its reader has ended."""
+        return self.ran(writer) and not self.before(reader, writer)
+
     def release(self) -> None:
         """Bulk stores are complete before anybody may follow."""
         c = self.s.columns
@@ -433,9 +443,9 @@ class _Dynamic:
             for j, b in enumerate(ids):
                 flags = c.acc_flags[c.acc_off[b] : c.acc_off[b + 1]].tolist()
                 followed = j + 1 < len(ids) or self.steps > 1 or c.sig_off[b + 1] > c.sig_off[b]
-                if any(f & WRITE and f & ASYNC for f in flags) and followed and self.ran(self.base[q] + j):
-                    if not c.task_fences[b] & FENCES["bulk.wait_group"]:
-                        self.found.add("PROXY")
+                open_store = any(f & WRITE and f & ASYNC for f in flags) and not c.task_fences[b] & FENCES["bulk.wait_group"]
+                if open_store and followed and self.ran(self.base[q] + j):
+                    self.found.add("PROXY")
 
     def data(self, scene: _Scene) -> set[tuple[int, int]]:
         """COVER, FLOW and the fence of PROXY; returns (writer, reader) pairs of tasks."""
@@ -452,9 +462,9 @@ class _Dynamic:
                 initial = scene.initial if self.tag(r) < 0 else 0
             else:
                 earlier = [w for w in writes if self.before(w.instance, r.instance)]
-                if r.flags & ASYNC and any(w.cells & r.cells and not w.flags & ASYNC for w in earlier):
-                    if not self.s.columns.task_fences[task] & FENCES["proxy.async"]:
-                        self.found.add("PROXY")
+                fenced = self.s.columns.task_fences[task] & FENCES["proxy.async"]
+                if r.flags & ASYNC and not fenced and any(w.cells & r.cells and not w.flags & ASYNC for w in earlier):
+                    self.found.add("PROXY")
                 if per_step:
                     earlier = [w for w in earlier if self.step[w.instance] == i]
                 initial = scene.initial if not per_step or i == 0 else 0
@@ -494,10 +504,9 @@ class _Dynamic:
                     rest &= ~w.cells
             mine = [w for w in writes if w.cells & scene.extent[b]]
             for x, y in itertools.combinations(mine, 2):
-                again = x.cells & y.cells & scene.extent[b]
-                if buffer.lifetime == Lifetime.HOST and again and self.step[x.instance] != self.step[y.instance]:
-                    if x.moves or y.moves:
-                        self.found.add("COVER")
+                again = x.cells & y.cells & scene.extent[b] and self.step[x.instance] != self.step[y.instance]
+                if buffer.lifetime == Lifetime.HOST and again and (x.moves or y.moves):
+                    self.found.add("COVER")
 
     def reach(self, feeds: set[tuple[int, int]]) -> None:
         """Every real op reaches an output, a host buffer or an opaque task, where the schedule has outputs at all."""

@@ -14,7 +14,7 @@ from amk_core.schedule.ir import Schedule
 ALWAYS_UNSAFE = {"dangling_reference", "wrong_per_step"}
 ALWAYS_SAFE = {"overtaking_safe"}
 HARDLY_EVER_UNSAFE = {"placed", "real_lowering"}
-PER_CLASS = 40
+PER_CLASS = 30
 
 
 def accept(_: Schedule) -> attack.Judgement:
