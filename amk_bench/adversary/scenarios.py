@@ -191,6 +191,63 @@ def token_feedback(rng: Rng) -> Json:
     return n.json()
 
 
+def moving_ranges(rng: Rng) -> Json:
+    """Random ranges of rows and columns that move with the step and with launch variables: strides, rings, growing lengths, aliases;
+    ordered by one counter a queue, sometimes not."""
+    queues, steps = rng.choice((1, 2, 2)), rng.choice((1, 2, 3, 4))
+    n = Net(queues, steps)
+    most = rng.choice((0, 1, 2))
+    n.extra["variables"] = {"p": {"count": 2, "min": rng.choice((0, 0, 1)), "max": 1 + most}}
+    rows = rng.choice((6, 9, 12))
+    buffers = [
+        n.buffer(2, rows=rows, lifetime=rng.choice(("step", "persistent", "persistent")), filled=rng.random() < 0.4)
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    if rng.random() < 0.2:
+        b = n.buffers[rng.choice(buffers)]
+        buffers.append(n.buffer(rng.choice((1, 2, 4)), rows=rows // 2, lifetime="persistent", offset=b["offset"] + rng.choice((0, 4, 16))))
+    base = rng.choice((None, "p[0]", "p[0]", "p[1]"))
+    if base and rng.random() < 0.6:  # as a cache is: rows below the first position
+        n.initial.append(access(buffers[0], (0, 2), {"start": 0, "length": {"base": base, "add": rng.choice((0, 0, 1))}}))
+    counters = [n.counter() for _ in range(queues)]
+
+    def line(limit: int) -> Json | tuple[int, int]:
+        if rng.random() < 0.2:
+            lo = rng.randrange(limit)
+            return lo, rng.randint(lo + 1, limit)
+        length: Json | int = rng.choice((1, 1, 2))
+        add, stride = rng.choice((0, 0, 1, 2)), rng.choice((1, 1, 1, 0, 2, -1))
+        if rng.random() < 0.3:
+            length = {"stride": rng.choice((0, 1)), "add": rng.choice((0, 1, 1, 2)), **({"base": base} if base else {})}
+            stride, add = 0, 0
+        mod = rng.choice((None, None, None, limit - 1, 3))
+        return affine(stride, length, None if rng.random() < 0.3 else base, mod, add + (steps if stride < 0 else 0))
+
+    ordered = rng.random() < 0.75
+    done = [0] * queues
+    for _ in range(rng.randint(2, 5)):
+        q = rng.randrange(queues)
+        accesses = []
+        for write in (False, True):
+            for _ in range(rng.choice((0, 1, 1))):
+                b = rng.choice(buffers)
+                shape = n.buffers[b]["shape"]
+                cols = (0, shape[1]) if rng.random() < 0.7 else (rng.randrange(shape[1]), shape[1])
+                extra = {"maybe": True} if rng.random() < 0.15 else {}
+                accesses.append((write, access(b, cols, line(shape[0]), **extra)))
+        waits = []
+        for other in range(queues):
+            if other != q and ordered:
+                waits += [(counters[other], done[other], 0)] if done[other] else []
+                waits.append((counters[other], -1, -1))  # all of the step before; the total is known at the end
+        n.task(q, [a for w, a in accesses if not w], [a for w, a in accesses if w], waits, [(counters[q], 1)])
+        done[q] += 1
+    s = n.json()
+    for t in s["tasks"]:
+        t["waits"] = [[c, done[c] if k < 0 else k, e] for c, k, e in t["waits"] if done[c] and rng.random() < 0.97]
+    return s
+
+
 # ---- stop and host
 def stop_seen_by_one_queue(rng: Rng) -> Json:
     """Every queue must know the decision of step i before it enters step i + 1, by waits on the step before; one may see it late,
@@ -296,6 +353,43 @@ def stale_tag(rng: Rng) -> Json:
     elif what == "front":
         n.queues[0], n.queues[1] = [], n.queues[1] + n.queues[0]
     return n.json()
+
+
+def random_tags(rng: Rng) -> Json:
+    """Random readers and writers of tagged elements, some in rings, some of the tag before, with random counters beside them."""
+    queues, steps = rng.choice((2, 2, 3)), rng.choice((1, 2, 3))
+    n = Net(queues, steps)
+    copies = rng.choice((1, 1, 2, 3))
+    x = _tagged(n, 3, copies, filled=rng.random() < 0.3)
+    y = n.buffer(2, lifetime="persistent", filled=True)
+    counters = [n.counter() for _ in range(queues)]
+    writer = {c: rng.randrange(queues) for c in range(3)}
+    for q in range(queues):
+        for _ in range(rng.choice((1, 1, 2))):
+            lo = rng.randrange(3)
+            row = affine(1, mod=copies) if copies > 1 else (0, 1)
+            reads, writes = [], []
+            if rng.random() < 0.6:
+                extra: Json = {"epoch": -1} if rng.random() < 0.2 else {}
+                back = affine(1, mod=copies, add=copies - 1) if copies > 1 and extra else row
+                reads.append(access(x, (lo, rng.randint(lo + 1, 3)), back, **extra))
+            if rng.random() < 0.3:
+                (reads if rng.random() < 0.7 else writes).append(access(y, (0, rng.choice((1, 2)))))
+            n.task(q, reads, writes, [], [(counters[q], 1)])
+        mine = [c for c in range(3) if writer[c] == q]
+        if mine:
+            writes = [access(x, (c, c + 1), affine(1, mod=copies) if copies > 1 else ONE) for c in mine]
+            n.task(q, [], writes, [], [(counters[q], 1)])
+            if rng.random() < 0.5:  # the writer in front of its readers
+                n.queues[q].insert(0, n.queues[q].pop())
+    s = n.json()
+    for q, ids in enumerate(n.queues):
+        for t in ids:
+            for c in counters:
+                if c != counters[q] and rng.random() < 0.45:
+                    total = s["counters"][c]["per_step"]
+                    s["tasks"][t]["waits"].append([c, rng.choice((total, rng.randint(1, total))), rng.choice((-1, -1, 0))])
+    return s
 
 
 # ---- proxies and bytes
@@ -412,8 +506,8 @@ SCENARIOS: dict[str, Generator] = {
     f.__name__: f
     for f in (
         late_race, slow_drift, overtaking_safe, overtaking_unsafe, kv_row_off_by_one, ring_row_wrap, deferred_append,
-        two_first_positions, inactive_append, token_feedback, stop_seen_by_one_queue, host_ring_overrun,
-        tagged_reader_without_output, tag_ping_pong, tag_orders_plain_data, stale_tag, missing_proxy_fence,
+        two_first_positions, inactive_append, moving_ranges, token_feedback, stop_seen_by_one_queue, host_ring_overrun,
+        tagged_reader_without_output, tag_ping_pong, tag_orders_plain_data, stale_tag, random_tags, missing_proxy_fence,
         read_wait_before_signal, sub_byte_neighbours, ordered_clobber_by_alias, duplicated_accumulate, wrong_shape_parameters,
         real_alias, shared_memory_hand_off,
     )
