@@ -215,6 +215,7 @@ def run(
             record = {
                 "seed": seed,
                 "of": total,
+                "code": fingerprint(),
                 "first": first,
                 "last": last,
                 "row": {f.name: getattr(row, f.name) for f in fields(row)},

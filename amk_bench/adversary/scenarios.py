@@ -192,8 +192,10 @@ def token_feedback(rng: Rng) -> Json:
 
 
 def moving_ranges(rng: Rng) -> Json:
-    """Random ranges of rows and columns that move with the step and with launch variables: strides, rings, growing lengths, aliases;
-    ordered by one counter a queue, sometimes not."""
+    """Random ranges that move with the step and with launch variables: strides, rings, growing lengths, aliases.
+
+    They are ordered by one counter a queue, sometimes not.
+    """
     queues, steps = rng.choice((1, 2, 2)), rng.choice((1, 2, 3, 4))
     n = Net(queues, steps)
     most = rng.choice((0, 1, 2))
@@ -204,8 +206,8 @@ def moving_ranges(rng: Rng) -> Json:
         for _ in range(rng.choice((1, 1, 2)))
     ]
     if rng.random() < 0.2:
-        b = n.buffers[rng.choice(buffers)]
-        buffers.append(n.buffer(rng.choice((1, 2, 4)), rows=rows // 2, lifetime="persistent", offset=b["offset"] + rng.choice((0, 4, 16))))
+        at = n.buffers[rng.choice(buffers)]["offset"] + rng.choice((0, 4, 16))
+        buffers.append(n.buffer(rng.choice((1, 2, 4)), rows=rows // 2, lifetime="persistent", offset=at))
     base = rng.choice((None, "p[0]", "p[0]", "p[1]"))
     if base and rng.random() < 0.6:  # as a cache is: rows below the first position
         n.initial.append(access(buffers[0], (0, 2), {"start": 0, "length": {"base": base, "add": rng.choice((0, 0, 1))}}))
@@ -368,7 +370,8 @@ def random_tags(rng: Rng) -> Json:
         for _ in range(rng.choice((1, 1, 2))):
             lo = rng.randrange(3)
             row = affine(1, mod=copies) if copies > 1 else (0, 1)
-            reads, writes = [], []
+            reads: list[Json] = []
+            writes: list[Json] = []
             if rng.random() < 0.6:
                 extra: Json = {"epoch": -1} if rng.random() < 0.2 else {}
                 back = affine(1, mod=copies, add=copies - 1) if copies > 1 and extra else row

@@ -740,7 +740,7 @@ class Oracle {
       mark(kProxy, "task " + num(int64_t(b)) + " releases bulk stores that are not complete");
   }
 
-  // Every real op must reach an output, a host buffer or an opaque task.  A launch without output buffers (a prefill) is run for
+  // Every real op must reach something that outlives its step, or an opaque task.  A launch without output buffers (a prefill) is run for
   // what it leaves behind, and may compute a whole layer for that.
   void side_effects() {
     bool outputs = false;
@@ -751,7 +751,8 @@ class Oracle {
       bool out = t.task_op[size_t(b)] == 0;
       for (int64_t a = t.acc_off[size_t(b)]; a < t.acc_off[size_t(b) + 1]; ++a) {
         const auto& buffer = t.buffers[size_t(t.acc_buffer[size_t(a)])];
-        out |= (t.acc_flags[size_t(a)] & kWrite) && (buffer.kind == kOutput || buffer.lifetime == kHost);
+        const bool stays = buffer.kind == kOutput || buffer.kind == kKv || buffer.kind == kToken || buffer.lifetime != kStep;
+        out |= (t.acc_flags[size_t(a)] & kWrite) && stays;
       }
       if (out) useful.insert(b);
     }

@@ -509,7 +509,7 @@ class _Dynamic:
                     self.found.add("COVER")
 
     def reach(self, feeds: set[tuple[int, int]]) -> None:
-        """Every real op reaches an output, a host buffer or an opaque task, where the schedule has outputs at all."""
+        """Every real op reaches something that outlives its step, or an opaque task, where the schedule has outputs at all."""
         s, c = self.s, self.s.columns
         if all(b.kind != Kind.OUTPUT for b in s.buffers):
             return
@@ -517,7 +517,8 @@ class _Dynamic:
         for b in range(s.n_tasks):
             span = range(int(c.acc_off[b]), int(c.acc_off[b + 1]))
             kept = [s.buffers[int(c.acc_buffer[x])] for x in span if c.acc_flags[x] & WRITE]
-            if c.task_op[b] == 0 or any(k.kind == Kind.OUTPUT or k.lifetime == Lifetime.HOST for k in kept):
+            stays = (Kind.OUTPUT, Kind.KV, Kind.TOKEN)
+            if c.task_op[b] == 0 or any(k.kind in stays or k.lifetime != Lifetime.STEP for k in kept):
                 useful.add(b)
         grown = True
         while grown:

