@@ -14,7 +14,7 @@ namespace {
 constexpr i64 kMaxCells = i64{1} << 28;     // clock entries held at once
 constexpr i64 kUnrolledCells = 40'000'000;  // the same, for clocks written out over steps
 constexpr i64 kUnrolledTasks = 200'000;
-constexpr i64 kUnrolledWork = 200'000'000;
+constexpr i64 kUnrolledWork = 100'000'000;
 constexpr int kMaxRounds = 256;             // 24 sufficed for 49 000 random loops
 
 struct Job {  // one distinct wait: (counter, threshold, epoch), or with an absolute threshold when unrolled

@@ -14,6 +14,8 @@ constexpr i64 kAssignments = 4096;
 constexpr i64 kSampleSteps = 6;
 constexpr i64 kWrittenOut = 100'000;       // ranges of one output written out over steps
 constexpr i64 kTagSteps = 64;
+constexpr i64 kAliasValues = 256;          // assignments tried for two moving ranges of different buffers
+constexpr i64 kAliasChecks = 200'000;      // such trials in all
 
 // A linear form in the step and in variables: c + ci * i + sum of coef * variable.
 struct Form {
@@ -63,14 +65,48 @@ bool touch(const Model& m, const Rect& x, const Rect& y) {
     return true;
   return std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; });
 }
+}  // namespace
+
+// Do x(i) and y(j) share a byte for some values of the variables?  Buffers may differ; small cases are written out.
+bool Checker::overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact) {
+  if (same_grid(m, x.buffer, y.buffer) && m.unit(x.buffer) > 1) return meet_at(m, x, y, i, j - i, exact);
+  exact = true;
+  std::vector<i64> vars;
+  for (const Range* r : {&x.rows, &x.cols, &y.rows, &y.cols})
+    if (r->aff >= 0)
+      for (i64 v : {m.affine[r->aff].var, m.affine[r->aff].length_var})
+        if (v >= 0 && std::find(vars.begin(), vars.end(), v) == vars.end()) vars.push_back(v);
+  i128 total = 1;
+  for (i64 v : vars) total = std::min<i128>(i128(1) << 60, total * (i128(m.t.variables[v].max) - m.t.variables[v].min + 1));
+  if (total > kAliasValues || (alias_checks += i64(total)) > kAliasChecks) return exact = false, true;
+  std::vector<i64> values(m.t.variables.size(), 0);
+  for (i64 v : vars) values[v] = m.t.variables[v].min;
+  std::vector<Cell> parts;
+  while (true) {
+    const auto xr = range_at(m, x.rows, i, values), xc = range_at(m, x.cols, i, values);
+    const auto yr = range_at(m, y.rows, j, values), yc = range_at(m, y.cols, j, values);
+    if (!cells(m, {{x.buffer, xr.first, xr.second, xc.first, xc.second, 0}, {y.buffer, yr.first, yr.second, yc.first, yc.second, 1}}, true, parts))
+      return exact = false, true;
+    if (std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; })) return true;
+    size_t k = 0;
+    while (k < vars.size() && ++values[vars[k]] > m.t.variables[vars[k]].max) values[vars[k]] = m.t.variables[vars[k]].min, ++k;
+    if (k == vars.size()) return false;
+  }
+}
+
 // meet() for rectangles of aliasing buffers too.
-Meet meet_any(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
+Meet Checker::meet_any(const Rect& x, const Rect& y, i64 k_min) {
   const auto a = byte_bounds(m, x), b = byte_bounds(m, y);
   if (a.first >= b.second || b.first >= a.second || k_min >= m.steps) return {};
   if (same_grid(m, x.buffer, y.buffer) && m.unit(x.buffer) > 1) return meet(m, x, y, k_min);
-  return {true, false, k_min, 0};
+  if (m.steps > kTagSteps) return {true, false, k_min, 0};
+  for (i64 k = k_min; k < m.steps; ++k)
+    for (i64 i = 0; i + k < m.steps; ++i) {
+      bool exact = true;
+      if (overlap_at(x, y, i, i + k, exact)) return {true, exact, k, i};
+    }
+  return {};
 }
-}  // namespace
 
 void Checker::group_moving(const Group& g) {
   std::vector<i32> live;
@@ -89,9 +125,9 @@ void Checker::group_moving(const Group& g) {
   auto meeting = [&](i32 x, i32 y, i64 k) {
     const Rect &p = m.rects[x], &r = m.rects[y];
     const std::array<i64, 13> id{p.rows.a, p.rows.b, p.rows.aff, p.cols.a, p.cols.b, p.cols.aff, r.rows.a, r.rows.b, r.rows.aff, r.cols.a, r.cols.b, r.cols.aff, k};
-    if (p.buffer != r.buffer) return meet_any(m, p, r, k);
+    if (p.buffer != r.buffer) return meet_any(p, r, k);
     const auto [it, fresh] = memo.try_emplace(id);
-    if (fresh) it->second = meet_any(m, p, r, k);
+    if (fresh) it->second = meet_any(p, r, k);
     return it->second;
   };
   auto check = [&](i32 a, i32 b, const Meet& at) {  // a in step i, b in step i + k
@@ -115,7 +151,7 @@ void Checker::group_moving(const Group& g) {
         bool exact = at.exact;
         i64 k = at.k;
         if (exact) {
-          while (i + k < seen_steps && !meet_at(m, m.rects[x.rect], m.rects[y.rect], i, k, exact)) ++k, ++pairs;
+          while (i + k < seen_steps && !overlap_at(m.rects[x.rect], m.rects[y.rect], i, i + k, exact)) ++k, ++pairs;
           if (i + k >= seen_steps || clocks.ordered(x.task, i, y.task, i + k)) continue;
         }
         race(a, i, b, i + k, where.first, where.second, !exact);
@@ -192,7 +228,7 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
     for (i32 y : g.rects) {
       for (i32 w : acc_of[y]) {
         if (!m.acc[w].write() || (m.acc[w].label == read.label && m.rects[y].buffer == rect.buffer)) continue;
-        if (meet_any(m, m.rects[y], rect, 0).any) flow_ok = false;
+        if (meet_any(m.rects[y], rect, 0).any) flow_ok = false;
       }
     }
   if (read.maybe() && read.label < 0) return true;
@@ -619,7 +655,7 @@ void Checker::output_kept(i32 b) {
     for (i32 x : writers)
       for (i32 y : writers) {
         if (!ring(x) && !ring(y)) continue;
-        const Meet at = meet_any(m, m.rects[x], m.rects[y], 1);
+        const Meet at = meet_any(m.rects[x], m.rects[y], 1);
         if (!at.any) continue;
         f.rule = kCover, f.what = "ring", f.undecided = !at.exact;
         f.task_a = m.acc[acc_of[x][0]].task, f.task_b = m.acc[acc_of[y][0]].task, f.step_a = at.i, f.step_b = at.i + at.k;

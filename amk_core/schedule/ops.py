@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 WRITE, MAYBE = 1, 2  # the same bits as ir.WRITE and ir.MAYBE
+MAX_BATCH = 256  # sequences of one launch; a contract lists the cache rows of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def hidden_in(layer: Ints) -> Any:
 
 
 def _embed(p: Mapping[str, Ints]) -> list[Access]:
-    batch = p["m"] // p["chunk"]
+    batch = p["m"] // np.maximum(p["chunk"], 1)
     feedback = p["feed"] == 0
     return [
         # feed 0: the token the sampler of the step before wrote; feed 1: the next chunk of the prompt
@@ -121,7 +122,7 @@ def _qkv(p: Mapping[str, Ints]) -> list[Access]:
     out.append(Access(p["q"], (0, m), (lo, hi), value("qkv", layer), write=True, present=lo < hi))
     for buf, begin, end in (("k", q_end, k_end), ("v", k_end, v_end)):
         lo, hi = np.maximum(p["row0"], begin), np.minimum(p["row1"], end)
-        for b in range(int(p["batch"].max(initial=0))):
+        for b in range(min(int(p["batch"].max(initial=0)), MAX_BATCH)):
             rows = (b * p["ctx"], p["pos_var"] + b, chunk, 0, chunk, -1, 0)
             present = (lo < hi) & (b < p["batch"])
             cols = (lo - begin, hi - begin)
@@ -348,6 +349,35 @@ def label(s: Schedule) -> None:
     c.acc_label[where[keep]] = f.plain["label"][keep]
 
 
+def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, str]]:
+    """(index, message) of the tasks of one op whose parameters make no sense together."""
+    one = np.ones(len(next(iter(p.values()))), bool)
+    positive = "m chunk batch ctx hidden n_heads n_kv group head_dim splits blocks block k vocab tiles".split()  # noqa: SIM905
+    checks = [(f"{name} is at least 1", p[name] >= 1) for name in positive if name in p]
+    checks += [(f"{name} is at least 0", p[name] >= 0) for name in ("layer", "tile", "n_stop_ids", "pos_var") if name in p]
+    checks += [(f"{name} is 0 or 1", (p[name] == 0) | (p[name] == 1)) for name in ("feed", "ring", "partial") if name in p]
+    for first, last in (("row0", "row1"), ("col0", "col1")):
+        if first in p:
+            checks.append((f"0 <= {first} < {last}", (p[first] >= 0) & (p[first] < p[last])))
+    for part, whole in (("seq", "batch"), ("kv_head", "n_kv"), ("split", "splits")):
+        if part in p and whole in p:
+            checks.append((f"0 <= {part} < {whole}", (p[part] >= 0) & (p[part] < p[whole])))
+    if "batch" in p:
+        checks.append((f"batch is at most {MAX_BATCH}", p["batch"] <= MAX_BATCH))
+        checks.append(("m == batch * chunk", p["m"] == p["batch"] * p["chunk"]))
+    elif "chunk" in p:
+        checks.append(("chunk divides m", p["m"] % np.maximum(p["chunk"], 1) == 0))
+    if "head_dim" in p:
+        checks.append(("head_dim is even", p["head_dim"] % 2 == 0))
+        checks.append(("n_kv divides n_heads", p["n_heads"] % np.maximum(p["n_kv"], 1) == 0))
+    if "group" in p:
+        checks.append(("n_heads == n_kv * group", p["n_heads"] == p["n_kv"] * p["group"]))
+    if "pos_var" in p and "batch" in p:
+        checks.append(("pos_var names a variable of every sequence", p["pos_var"] + p["batch"] <= n_variables))
+    failed = [(text, np.flatnonzero(~(ok & one))) for text, ok in checks]
+    return [(int(k), f"a parameter is out of range, required is: {text}") for text, bad in failed for k in bad]
+
+
 def problems(s: Schedule) -> list[tuple[int, str]]:
     """(task, message) for every task of a real op whose declared footprint is not its contract's, or whose weight buffer is not
     the one that the op and layer name."""
@@ -362,10 +392,11 @@ def problems(s: Schedule) -> list[tuple[int, str]]:
     for t in np.flatnonzero(wrong):
         name = BY_CODE[int(c.task_op[t])].name
         out.append((int(t), f"declared footprint differs from the contract of {name} with these parameters"))
-    for spec in SPECS:
+    for spec in SPECS[1:]:
+        ids, p = params_of(c.task_op, c.par_off, c.par, spec)
+        out += [(int(ids[k]), text) for k, text in _out_of_range(p, sum(v.count for v in s.variables))]
         if not spec.weight:
             continue
-        ids, p = params_of(c.task_op, c.par_off, c.par, spec)
         for t, w, layer in zip(ids, p["w"], p["layer"], strict=True):
             want = spec.weight.format(layer=int(layer))
             seen = s.buffers[w].name if 0 <= w < len(s.buffers) else f"#{w}"
