@@ -1,6 +1,6 @@
 (** The theorems that docs/validator.md names.  `make` fails unless each of them is closed under the global context. *)
 
-From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag Sweep Checker.
+From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag Sweep Stop Checker.
 
 (* Deadlock *)
 Print Assumptions Semantics.dominance.
@@ -33,6 +33,11 @@ Print Assumptions PeriodicComplete.exact_is_greatest.
 Print Assumptions PeriodicComplete.greatest_is_complete.
 Print Assumptions PeriodicComplete.lowering_is_safe.
 
+(* Loops that stop early, launches that continue *)
+Print Assumptions Stop.stop_is_a_cut.
+Print Assumptions Stop.stop_is_complete.
+Print Assumptions Stop.continued_launch.
+
 (* Tagged elements *)
 Print Assumptions Tag.no_newer_tag.
 Print Assumptions Tag.not_lost.
@@ -54,3 +59,4 @@ Print Assumptions Determinism.ordered_is_race_free.
 Print Assumptions Checker.replay_decides.
 Print Assumptions Checker.live_waits_for_writers.
 Print Assumptions Checker.checker_sound.
+Print Assumptions Checker.checked_is_deterministic.
