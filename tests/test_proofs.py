@@ -35,6 +35,14 @@ def test_the_theory_compiles_without_axioms() -> None:
     assert f"proofs: no axioms ({asked} headline theorems" in done.stdout
 
 
+def test_the_documentation_names_exactly_the_theorems_that_are_checked() -> None:
+    checked = set(re.findall(r"^Print Assumptions (\w+\.\w+)\.$", (PROOFS / "Headlines.v").read_text(), re.MULTILINE))
+    page = (ROOT / "docs" / "validator.md").read_text()
+    proved = page[page.index("## Proved") : page.index("## Argued")]
+    named = {x for row in re.findall(r"\| ([^|]*) \|$", proved, re.MULTILINE) for x in re.findall(r"`(\w+\.\w+)`", row)}
+    assert named == checked
+
+
 @pytest.mark.parametrize(
     ("source", "seen"),
     [
