@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from amk_bench.adversary import run as attack
+from amk_bench.adversary.net import Json, Net, access
+from amk_core.schedule import Schedule, validate
 
 QUICK_N = 1_600
 UNDECIDED_SHARE = 0.001  # outside the drift class; real lowerings: none
@@ -44,6 +46,25 @@ def rows(request: pytest.FixtureRequest) -> dict[str, attack.Row]:
 def test_no_false_accept_and_no_false_reject(name: str, rows: dict[str, attack.Row]) -> None:
     row = rows[name]
     assert (row.false_accepts, row.false_rejects) == (0, 0), "\n".join(row.failures[:5])
+
+
+def large(tasks: int, ordered: bool) -> Json:
+    """Many tasks on two queues that meet in a counter now and then; the last task of each writes the same bytes."""
+    n = Net(2, 2)
+    x, c, d, free = n.buffer(1), n.counter(), n.counter(), n.counter()
+    for i in range(tasks // 2 - 1):
+        n.task(0, [], [], [(free, 1, -1)] if i == 0 else [], [(c, 1)])
+        n.task(1, [], [], [(c, i + 1)] if i % 100 == 0 else [])
+    n.task(0, [], [access(x, (0, 1))], [], [(d, 1)])
+    n.task(1, [], [access(x, (0, 1))], [(d, 1)] if ordered else [], [(free, 1)])
+    return n.json()
+
+
+@pytest.mark.parametrize("tasks", [9_000, 40_000])
+def test_no_rule_is_skipped_for_size(tasks: int) -> None:
+    """The predecessor checked no race above 8 000 tasks."""
+    assert validate(Schedule.from_json(large(tasks, ordered=True))).accepted
+    assert validate(Schedule.from_json(large(tasks, ordered=False))).rules == {"RACE"}
 
 
 def test_hardly_anything_is_undecided(rows: dict[str, attack.Row]) -> None:
