@@ -22,7 +22,9 @@ constexpr size_t kMaxErrors = 8;
 constexpr int64_t kDenseEntries = 1 << 26;   // above: binary search in the sparse rows
 constexpr int64_t kExactValues = 256;        // launch variables are enumerated up to here, above bounded by their ends
 constexpr int64_t kExactSteps = 512;         // the same for pairs of steps
-constexpr int64_t kMaxCells = 1 << 26;
+constexpr int64_t kMaxCells = 1 << 22;
+constexpr int64_t kMaxLag = 1 << 14;         // distances in steps that are tried one by one
+constexpr int64_t kMaxSteps = int64_t{1} << 31;
 
 int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a - 1) / b + 1 : -(-a / b); }
 
@@ -79,7 +81,7 @@ class Checker {
   void structure() {
     n = t.n_tasks, Q = t.n_queues;
     require(z.n_tasks == n && z.n_queues == Q, "certificate: it belongs to tables of another size");
-    require(t.steps >= 1, "tables: no steps");
+    require(t.steps >= 1 && t.steps < kMaxSteps, "tables: no steps, or too many");
     require(z.unroll == 0 || (z.unroll >= t.steps && z.unroll <= (1 << 20)), "certificate: its clocks do not reach over all steps");
     queue_.assign(size_t(n), -1), pos_.resize(size_t(n)), len_.resize(size_t(Q));
     require(t.queue_task.size() == size_t(n), "tables: the queues do not hold every task once");
@@ -292,7 +294,7 @@ class Checker {
   }
   // max over the variables of end(from, step fi) - start(to, step ti), for ranges without modulus
   Wide reach(const AffineRow& from, int64_t fi, const AffineRow& to, int64_t ti) const {
-    Wide sum = Wide(from.add) + Wide(from.stride + from.length_stride) * fi + from.length - to.add - Wide(to.stride) * ti;
+    Wide sum = Wide(from.add) + (Wide(from.stride) + from.length_stride) * fi + from.length - to.add - Wide(to.stride) * ti;
     std::array<std::pair<int64_t, int64_t>, 3> terms{{{from.var, 1}, {from.length_var, 1}, {to.var, -1}}};
     for (size_t x = 0; x < 3; ++x)
       for (size_t y = x + 1; y < 3; ++y)
@@ -346,6 +348,18 @@ class Checker {
     return meet(a.cols.a, i, b.cols.a, j) && meet(a.rows.a, i, b.rows.a, j);
   }
 
+  // False only when a in step i and b in step i + k stay apart for all i and every distance from k on: linear, so corners tell.
+  bool far(const Acc& a, const Acc& b, int64_t k) const {
+    if (a.buffer != b.buffer || t.buffers[a.buffer].bits < 8) return true;
+    auto apart = [&](const AffineRow& x, const AffineRow& y) {
+      if (x.mod || y.mod) return false;
+      const std::array<std::pair<int64_t, int64_t>, 3> corners{{{0, k}, {0, t.steps - 1}, {t.steps - 1 - k, t.steps - 1}}};
+      auto all = [&](auto f) { return std::all_of(corners.begin(), corners.end(), f); };
+      return all([&](auto c) { return reach(x, c.first, y, c.second) <= 0; }) || all([&](auto c) { return reach(y, c.second, x, c.first) <= 0; });
+    };
+    return !apart(a.rows.a, b.rows.a) && !apart(a.cols.a, b.cols.a);
+  }
+
   struct Lags {  // the least distance in steps at which two accesses meet; -1: never
     bool now = false;
     int64_t forward = -1, backward = -1;
@@ -366,9 +380,11 @@ class Checker {
     };
     l.now = some(0, false);
     for (int64_t k = 1; k < t.steps && l.forward < 0; ++k)
-      if (some(k, false)) l.forward = k;
+      if (k < kMaxLag ? some(k, false) : far(a, b, k)) l.forward = k;
+      else if (k >= kMaxLag) break;
     for (int64_t k = 1; k < t.steps && l.backward < 0; ++k)
-      if (some(k, true)) l.backward = k;
+      if (k < kMaxLag ? some(k, true) : far(b, a, k)) l.backward = k;
+      else if (k >= kMaxLag) break;
     return l;
   }
   std::unordered_map<uint64_t, Lags> lag_memo_;

@@ -19,6 +19,7 @@ from amk_core.schedule.tables import TableError, table_hash, unpack
 
 EXACT_VALUES = 256  # launch variables are enumerated up to here, and bounded by their ends above
 EXACT_STEPS = 512  # the same for pairs of steps
+MAX_STEPS = 1 << 16  # of the Python engine
 
 Line = tuple[int, int, int, int, int, int, int]  # a row of ir.Affine; a plain range [a, b) is (a, -1, 0, 0, b - a, -1, 0)
 
@@ -96,7 +97,7 @@ class _Checker:
     def structure(self) -> None:
         c, s = self.c, self.s
         self.need(c.n_tasks == self.n and c.n_queues == s.n_queues, "it belongs to tables of another size")
-        self.need(self.steps >= 1, "the tables have no steps")
+        self.need(1 <= self.steps <= MAX_STEPS, f"the tables have {self.steps} steps; the Python engine takes 1 to {MAX_STEPS}")
         self.need(c.unroll == 0 or self.steps <= c.unroll <= 1 << 20, "its clocks do not reach over all steps")
         self.need(sorted(t for q in self.queues for t in q) == list(range(self.n)), "the queues do not hold every task once")
         self.where = {t: (q, j) for q, ids in enumerate(self.queues) for j, t in enumerate(ids)}
