@@ -43,7 +43,7 @@ Run greedy(const Model& m, const TagWaits& tags) {
   using Entry = std::pair<i64, i32>;  // threshold, queue
   std::vector<std::priority_queue<Entry, std::vector<Entry>, std::greater<>>> blocked(m.total.size());
   std::vector<i32> ready;
-  for (i32 k = m.q; k-- > 0;)
+  for (i32 k = 0; k < m.q; ++k)
     if (m.len[k]) ready.push_back(k);
   run.order.reserve(m.n);
   // Round robin keeps the replay close to a real run; the verdict does not depend on it.

@@ -65,6 +65,30 @@ bool touch(const Model& m, const Rect& x, const Rect& y) {
     return true;
   return std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; });
 }
+void collect_variables(const Model& m, const Rect& r, std::vector<i64>& vars) {
+  for (const Range* range : {&r.rows, &r.cols})
+    if (range->aff >= 0)
+      for (i64 v : {m.affine[range->aff].var, m.affine[range->aff].length_var})
+        if (v >= 0 && std::find(vars.begin(), vars.end(), v) == vars.end()) vars.push_back(v);
+}
+i128 count_assignments(const Model& m, const std::vector<i64>& vars) {
+  i128 total = 1;
+  for (i64 v : vars) total = std::min<i128>(i128(1) << 60, total * (i128(m.t.variables[v].max) - m.t.variables[v].min + 1));
+  return total;
+}
+// f(values) for every assignment of some variables; false: too many, or f gave up.
+template <class F>
+bool assignments_of(const Model& m, const std::vector<i64>& vars, i64 most, F f) {
+  if (count_assignments(m, vars) > most) return false;
+  std::vector<i64> values(m.t.variables.size(), 0);
+  for (i64 v : vars) values[v] = m.t.variables[v].min;
+  while (true) {
+    if (!f(values)) return false;
+    size_t k = 0;
+    while (k < vars.size() && ++values[vars[k]] > m.t.variables[vars[k]].max) values[vars[k]] = m.t.variables[vars[k]].min, ++k;
+    if (k == vars.size()) return true;
+  }
+}
 }  // namespace
 
 // Do x(i) and y(j) share a byte for some values of the variables?  Buffers may differ; small cases are written out.
@@ -72,26 +96,20 @@ bool Checker::overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact
   if (same_grid(m, x.buffer, y.buffer) && m.unit(x.buffer) > 1) return meet_at(m, x, y, i, j - i, exact);
   exact = true;
   std::vector<i64> vars;
-  for (const Range* r : {&x.rows, &x.cols, &y.rows, &y.cols})
-    if (r->aff >= 0)
-      for (i64 v : {m.affine[r->aff].var, m.affine[r->aff].length_var})
-        if (v >= 0 && std::find(vars.begin(), vars.end(), v) == vars.end()) vars.push_back(v);
-  i128 total = 1;
-  for (i64 v : vars) total = std::min<i128>(i128(1) << 60, total * (i128(m.t.variables[v].max) - m.t.variables[v].min + 1));
-  if (total > kAliasValues || (alias_checks += i64(total)) > kAliasChecks) return exact = false, true;
-  std::vector<i64> values(m.t.variables.size(), 0);
-  for (i64 v : vars) values[v] = m.t.variables[v].min;
+  collect_variables(m, x, vars), collect_variables(m, y, vars);
+  alias_checks += i64(std::min<i128>(count_assignments(m, vars), kAliasValues));
+  bool shared = false;
   std::vector<Cell> parts;
-  while (true) {
+  exact = alias_checks <= kAliasChecks && assignments_of(m, vars, kAliasValues, [&](const std::vector<i64>& values) {
     const auto xr = range_at(m, x.rows, i, values), xc = range_at(m, x.cols, i, values);
     const auto yr = range_at(m, y.rows, j, values), yc = range_at(m, y.cols, j, values);
     if (!cells(m, {{x.buffer, xr.first, xr.second, xc.first, xc.second, 0}, {y.buffer, yr.first, yr.second, yc.first, yc.second, 1}}, true, parts))
-      return exact = false, true;
-    if (std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; })) return true;
-    size_t k = 0;
-    while (k < vars.size() && ++values[vars[k]] > m.t.variables[vars[k]].max) values[vars[k]] = m.t.variables[vars[k]].min, ++k;
-    if (k == vars.size()) return false;
-  }
+      return false;
+    shared |= std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; });
+    return true;
+  });
+  if (shared) exact = true;
+  return shared || !exact;
 }
 
 // meet() for rectangles of aliasing buffers too.
@@ -633,8 +651,9 @@ void Checker::outputs() {
 
 void Checker::output_kept(i32 b) {
   const auto& buf = m.t.buffers[b];
-  std::vector<i32> writers, own;  // rectangles with writes that reach the output; those under its name
-  bool moves = false, aliased = false, variables = false;
+  std::vector<i32> writers;  // rectangles with writes that reach the output
+  std::vector<i64> vars;
+  bool moves = false, aliased = false;
   for (i32 x = 0; x < i32(m.rects.size()); ++x) {
     const Rect& r = m.rects[x];
     if (m.group_of[r.buffer] != m.group_of[b] || r.space >= 0) continue;
@@ -642,8 +661,7 @@ void Checker::output_kept(i32 b) {
     if (!touch(m, r, Rect{b, -1, {0, buf.rows, -1}, {0, buf.cols, -1}})) continue;
     writers.push_back(x);
     moves |= r.moves(), aliased |= r.buffer != b;
-    for (const Range* range : {&r.rows, &r.cols})
-      if (range->aff >= 0) variables |= m.affine[range->aff].var >= 0 || m.affine[range->aff].length_var >= 0;
+    collect_variables(m, r, vars);
   }
   Finding f;
   f.buffer = b;
@@ -668,42 +686,38 @@ void Checker::output_kept(i32 b) {
   f = Finding{};
   f.rule = kFlow, f.what = "output", f.buffer = b;
   const i64 span = moves ? horizon : 1;
-  if (variables || span > kTagSteps) {
-    f.undecided = true;
+  if (span > kTagSteps || !assignments_of(m, vars, kAliasValues, [&](const std::vector<i64>& values) {
+        std::vector<Shape> shapes{{b, 0, buf.rows, 0, buf.cols, 0}};
+        std::vector<std::pair<i32, i32>> what{{-1, 0}};
+        for (i32 x : writers)
+          for (i64 s = 0; s < (m.rects[x].moves() ? span : 1); ++s) {
+            const auto r = range_at(m, m.rects[x].rows, s, values), c = range_at(m, m.rects[x].cols, s, values);
+            shapes.push_back({m.rects[x].buffer, r.first, r.second, c.first, c.second, i32(what.size())});
+            what.push_back({x, m.rects[x].moves() ? i32(s) : -1});
+          }
+        std::vector<Cell> parts;
+        if (!cells(m, shapes, true, parts)) return false;
+        for (const Cell& cell : parts) {
+          if (cell.ids[0] != 0) continue;
+          for (i64 s = 0; s < span; ++s) {
+            i32 last = -1;  // of step s
+            for (size_t k = 1; k < cell.ids.size(); ++k) {
+              const auto [x, step] = what[cell.ids[k]];
+              if (step >= 0 && step != s) continue;
+              for (i32 a : acc_of[x])
+                if (m.acc[a].write() && (last < 0 || key(a) > key(last))) last = a;
+            }
+            if (last < 0 || m.rects[m.acc[last].rect].buffer == b || f.task_a >= 0) continue;
+            f.task_a = m.acc[last].task, f.step_a = s;
+            f.lo = cell.lo / 2 - buf.offset, f.hi = (cell.hi + 1) / 2 - buf.offset;
+          }
+        }
+        return true;
+      })) {
+    f.undecided = f.task_a < 0;
     out.add(f);
-    return;
-  }
-  std::vector<Shape> shapes{{b, 0, buf.rows, 0, buf.cols, 0}};
-  std::vector<std::pair<i32, i32>> what{{-1, 0}};
-  const std::vector<i64> none(m.t.variables.size(), 0);
-  for (i32 x : writers)
-    for (i64 s = 0; s < (m.rects[x].moves() ? span : 1); ++s) {
-      const auto r = range_at(m, m.rects[x].rows, s, none), c = range_at(m, m.rects[x].cols, s, none);
-      shapes.push_back({m.rects[x].buffer, r.first, r.second, c.first, c.second, i32(what.size())});
-      what.push_back({x, m.rects[x].moves() ? i32(s) : -1});
-    }
-  std::vector<Cell> parts;
-  if (!cells(m, shapes, true, parts)) {
-    f.undecided = true;
+  } else if (f.task_a >= 0) {
     out.add(f);
-    return;
-  }
-  for (const Cell& cell : parts) {
-    if (cell.ids[0] != 0) continue;
-    for (i64 s = 0; s < span; ++s) {
-      i32 last = -1;  // of step s
-      for (size_t k = 1; k < cell.ids.size(); ++k) {
-        const auto [x, step] = what[cell.ids[k]];
-        if (step >= 0 && step != s) continue;
-        for (i32 a : acc_of[x])
-          if (m.acc[a].write() && (last < 0 || key(a) >= key(last))) last = a;
-      }
-      if (last < 0 || m.rects[m.acc[last].rect].buffer == b) continue;
-      f.task_a = m.acc[last].task, f.step_a = s;
-      f.lo = cell.lo / 2 - buf.offset, f.hi = (cell.hi + 1) / 2 - buf.offset;
-      out.add(f);
-      return;
-    }
   }
 }
 
