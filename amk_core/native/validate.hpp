@@ -102,6 +102,7 @@ struct Model {
   bool counts(Report&);
   void accesses(Report&);
   std::optional<Range> range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem);
+  bool ends_inside(const AffineRow& r, i64 limit) const;
   std::map<std::array<i64, 7>, i32> affine_index_;
   friend struct ModelBuilder;
 };

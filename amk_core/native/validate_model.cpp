@@ -123,6 +123,21 @@ bool Model::counts(Report& out) {
 }
 
 // Normalise one range and check it against [0, limit) for every step and every value of the variables.
+// Whether a range with a modulus ends inside for every step and value, start and length taken together; false where they are too many.
+bool Model::ends_inside(const AffineRow& r, i64 limit) const {
+  auto values = [&](i64 v) { return v < 0 ? std::pair<i64, i64>{0, 0} : std::pair{t.variables[v].min, t.variables[v].max}; };
+  const bool same = r.var >= 0 && r.var == r.length_var;
+  const auto [first, last] = values(r.var);
+  const auto [length_first, length_last] = same ? std::pair<i64, i64>{0, 0} : values(r.length_var);
+  const i128 width = i128(last) - first + 1, length_width = i128(length_last) - length_first + 1;
+  if (width > kResidueBudget || length_width > kResidueBudget || width * length_width * steps > kResidueBudget) return false;
+  for (i64 v = first; v <= last; ++v)
+    for (i64 w = length_first; w <= length_last; ++w)
+      for (i64 i = 0; i < steps; ++i)
+        if (floor_mod(i128(r.add) + v + i128(r.stride) * i, r.mod) + r.length + (same ? v : w) + i128(r.length_stride) * i > limit) return false;
+  return true;
+}
+
 std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem) {
   if (aff < 0) {
     if (a < 0 || b < a || b > limit) return problem = "range", std::nullopt;
@@ -171,7 +186,7 @@ std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*&
           for (i64 i = 0; i < steps; ++i) top = std::max(top, floor_mod(i128(base) + i128(r.stride) * i, r.mod));
       }
     }
-    if (i128(top) + len_hi > limit) return problem = "range", std::nullopt;
+    if (i128(top) + len_hi > limit && !ends_inside(r, limit)) return problem = "range", std::nullopt;
   } else {
     const auto [lo, hi] = span(r.add, r.stride, r.var);
     if (lo < 0 || hi > limit) return problem = "range", std::nullopt;
