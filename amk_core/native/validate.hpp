@@ -201,9 +201,13 @@ struct Checker {
   Report& out;
   i64 horizon;                               // steps that are certainly run: 1 where LIVE failed
   std::vector<std::vector<i32>> acc_of;      // per rect, in replay order
-  std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges
+  std::vector<char> keeps;                   // per task: opaque, or writes what outlives the step
+  std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges of writers that keep nothing themselves
   std::vector<Group> groups;
   bool need_flow = false;
+  void feeds(i32 writer, i32 reader) {
+    if (need_flow && !keeps[writer]) flow.push_back({writer, reader});
+  }
 
   Checker(const Model&, const Run&, const Clocks&, Report&, i64 horizon);
   void all();

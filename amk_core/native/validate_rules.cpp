@@ -225,7 +225,7 @@ void Checker::group_moving(const Group& g) {
             const Meet at = meeting(y, x, 0);
             if (!at.any) continue;
             if (at.k == 0 && key(w) > key(a) && !meeting(y, x, 1).any) continue;
-            if (need_flow) flow.push_back({m.acc[w].task, m.acc[a].task});
+            feeds(m.acc[w].task, m.acc[a].task);
             if ((m.acc[a].flags & kAsync) && !(m.acc[w].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1))
               data(kProxy, "fence", a, at.i + at.k, w, at.i, byte_bounds(m, rect).first, byte_bounds(m, rect).second);
           }
@@ -552,7 +552,7 @@ void Checker::tagged(const Group& g) {
         const Access& wa = m.acc[writers[next - 1].acc];
         if (!ra.maybe())
           for (size_t k = next; k-- > 0 && writers[k].step == tag;) was_read[k] = 1;
-        if (need_flow) flow.push_back({wa.task, ra.task});
+        feeds(wa.task, ra.task);
         if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer))
           data(kFlow, "value", r.acc, r.step, writers[next - 1].acc, tag, cell.lo, cell.hi);
       }
@@ -785,29 +785,25 @@ void Checker::output_written(i32 b) {
 }
 
 
-// Every task of a real op reaches something that outlives the step.
+// Every task of a real op reaches something that outlives its step.
 void Checker::reach() {
   // A launch without outputs (a prefill) is run for what it leaves behind, and may compute a whole layer for that.
   if (!need_flow || std::none_of(m.t.buffers.begin(), m.t.buffers.end(), [](const BufferRow& b) { return b.kind == kOutput; })) return;
-  std::vector<char> useful(m.n, 0);
+  std::vector<i64> from(m.n + 1, 0);  // writers of each reader
+  for (const auto& e : flow) ++from[e.second + 1];
+  std::partial_sum(from.begin(), from.end(), from.begin());
+  std::vector<i32> writer(flow.size());
+  auto at = from;
+  for (const auto& e : flow) writer[at[e.second]++] = e.first;
+  std::vector<char> useful(keeps.begin(), keeps.end());
   std::vector<i32> todo;
-  auto mark = [&](i32 b) {
-    if (!useful[b]) useful[b] = 1, todo.push_back(b);
-  };
-  for (i32 b = 0; b < m.n; ++b) {
-    if (m.t.task_op[b] == 0) mark(b);
-    for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) {
-      if (!m.acc[a].write()) continue;
-      const auto& buf = m.t.buffers[m.rects[m.acc[a].rect].buffer];
-      if (buf.kind == kOutput || buf.kind == kKv || buf.kind == kToken || buf.lifetime != kStep) mark(b);
-    }
-  }
-  std::sort(flow.begin(), flow.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  for (i32 b = 0; b < m.n; ++b)
+    if (useful[b]) todo.push_back(b);
   while (!todo.empty()) {
     const i32 b = todo.back();
     todo.pop_back();
-    auto at = std::lower_bound(flow.begin(), flow.end(), b, [](const auto& e, i32 x) { return e.second < x; });
-    for (; at != flow.end() && at->second == b; ++at) mark(at->first);
+    for (i64 k = from[b]; k < from[b + 1]; ++k)
+      if (!useful[writer[k]]) useful[writer[k]] = 1, todo.push_back(writer[k]);
   }
   for (i32 b = 0; b < m.n; ++b)
     if (!useful[b]) {

@@ -13,7 +13,15 @@ Checker::Checker(const Model& model, const Run& r, const Clocks& c, Report& repo
   acc_of.resize(m.rects.size());
   for (i32 b : run.order)
     for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) acc_of[m.acc[a].rect].push_back(i32(a));
-  for (i32 b = 0; b < m.n; ++b) need_flow |= m.t.task_op[b] != 0;
+  keeps.assign(m.n, 0);
+  for (i32 b = 0; b < m.n; ++b) {
+    need_flow |= m.t.task_op[b] != 0;
+    keeps[b] = m.t.task_op[b] == 0;
+    for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) {
+      const auto& buf = m.t.buffers[m.rects[m.acc[a].rect].buffer];
+      keeps[b] |= m.acc[a].write() && (buf.kind == kOutput || buf.kind == kKv || buf.kind == kToken || buf.lifetime != kStep);
+    }
+  }
   std::map<std::pair<i32, i32>, i32> index;
   auto group = [&](i32 buffer, i32 space) -> Group& {
     const auto [it, fresh] = index.try_emplace({m.group_of[buffer], space}, i32(groups.size()));
@@ -83,7 +91,10 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         if (pass == 1 && !a.maybe()) return;
         continue;
       }
-      if (o.race && !writers.empty() && !ordered(writers.back(), it)) race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
+      const bool after_last = !writers.empty() && ordered(writers.back(), it);
+      auto after = [&](size_t k) { return k + 1 == writers.size() ? after_last : ordered(writers[k], it); };
+      if (o.race && !writers.empty() && !after_last)
+        race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
       reads.push_back(it);
       if (!o.data || (o.skip_data && (*o.skip_data)[it.acc])) continue;
       const i32 buffer = m.rects[a.rect].buffer;
@@ -92,7 +103,7 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
       if (!a.maybe() && pass == 0) {
         bool ok = initial_counts;
         for (size_t k = writers.size(); !ok && k-- > 0;)
-          ok = !m.acc[writers[k].acc].maybe() && eligible(writers[k], it) && ordered(writers[k], it);
+          ok = !m.acc[writers[k].acc].maybe() && eligible(writers[k], it) && after(k);
         // a race on the bytes is reported as such; here only what no order could repair
         if (!ok) data(kCover, o.initial ? "poison" : "read", it.acc, o.initial && step_buffer ? std::max<i64>(it.step, 1) : it.step, -1, 0, cell.lo, cell.hi);
       }
@@ -108,8 +119,8 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
           if (step_buffer) break;
           continue;
         }
-        if (!ordered(w, it)) continue;
-        if (need_flow) flow.push_back({wa.task, a.task});
+        if (!after(k)) continue;
+        feeds(wa.task, a.task);
         if (a.label >= 0 && (wa.label != a.label || m.rects[wa.rect].buffer != buffer)) {
           data(kFlow, m.rects[wa.rect].buffer != buffer ? "alias" : "value", it.acc, it.step, w.acc, w.step, cell.lo, cell.hi);
           found = true;
