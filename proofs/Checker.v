@@ -711,7 +711,7 @@ Proof.
     apply (ord_u_sound table n_all (Z.to_nat (c_unroll C))); auto. lia.
 Qed.
 (** What an accepted schedule computes: whatever the bodies do inside their declared bytes of plain buffers, all runs that come to
-    an end have the same memory, which is the one of running the tasks one after the other in replay order. *)
+    an end have read the same values and have the same memory: those of running the tasks one after the other in replay order. *)
 Theorem checked_is_deterministic : forall C, check C = true -> forall T x, T <= steps X -> x < assignments X ->
   forall (val local : Type) (act : local -> action Z val local) (entry : nat -> nat -> local) (mem0 : Z -> val),
   (forall q m l, visits Z val local act entry q m l ->
@@ -719,7 +719,7 @@ Theorem checked_is_deterministic : forall C, check C = true -> forall T x, T <= 
   let run := run (unroll live_loop T) Z val local Z.eq_dec act entry in
   let initial := initial Z val local mem0 in
   let final := final (unroll live_loop T) Z val local Z.eq_dec act entry in
-  forall n m y z, run n initial y -> final y -> run m initial z -> final z -> n = m /\ forall a, mem Z val local y a = mem Z val local z a.
+  forall n m y z, run n initial y -> final y -> run m initial z -> final z -> n = m /\ (forall a, mem Z val local y a = mem Z val local z a) /\ (forall q, seen Z val local y q = seen Z val local z q).
 Proof.
   intros C H T x HT Hx val local act entry mem0 Conf run0 initial0 final0 n m y z Ry Fy Rz Fz.
   destruct (checker_sound C H T HT) as (_ & Free).

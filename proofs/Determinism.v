@@ -3,7 +3,7 @@
     Bodies are arbitrary sequential programs over a shared memory: they read an address, write an address, or are done, and what
     they do next depends on what they read.  The steps of all queues interleave freely, between a task's start and its end.
     If no two tasks with conflicting footprints can run at the same time, then all runs that come to an end do so after the same
-    number of steps and with the same memory, and every other run can be continued to that end. *)
+    number of steps and with the same memory, each task having read the same values, and every other run can be continued to that end. *)
 
 From Coq Require Import Arith Lia List Bool.
 From AMK Require Import Sums Semantics MustOrder Exact Events.
@@ -39,7 +39,8 @@ Definition race_free := forall qa ia qb ib, qa <> qb -> conflict qa ia qb ib -> 
 Hypothesis free : race_free.
 
 (** *** Machine states and steps *)
-Record machine := Machine { done : state; busy : nat -> option local; mem : addr -> val }.
+(** [seen]: what each queue has read so far, newest first. *)
+Record machine := Machine { done : state; busy : nat -> option local; mem : addr -> val; seen : nat -> list (addr * val) }.
 
 Definition put (m : addr -> val) (a : addr) (v : val) : addr -> val := fun b => if addr_dec b a then v else m b.
 
@@ -47,42 +48,45 @@ Definition put (m : addr -> val) (a : addr) (v : val) : addr -> val := fun b => 
 Definition step (q : nat) (x : machine) : option machine :=
   match busy x q with
   | None => if enabled_dec P (done x) q
-            then Some (Machine (done x) (set (busy x) q (Some (entry q (done x q)))) (mem x)) else None
+            then Some (Machine (done x) (set (busy x) q (Some (entry q (done x q)))) (mem x) (seen x)) else None
   | Some l =>
       match act l with
-      | Read a k => Some (Machine (done x) (set (busy x) q (Some (k (mem x a)))) (mem x))
-      | Write a v l' => Some (Machine (done x) (set (busy x) q (Some l')) (put (mem x) a v))
-      | Done => Some (Machine (advance (done x) q) (set (busy x) q None) (mem x))
+      | Read a k => Some (Machine (done x) (set (busy x) q (Some (k (mem x a)))) (mem x) (set (seen x) q ((a, mem x a) :: seen x q)))
+      | Write a v l' => Some (Machine (done x) (set (busy x) q (Some l')) (put (mem x) a v) (seen x))
+      | Done => Some (Machine (advance (done x) q) (set (busy x) q None) (mem x) (seen x))
       end
   end.
 
 Definition same (x y : machine) :=
-  (forall q, done x q = done y q) /\ (forall q, busy x q = busy y q) /\ (forall a, mem x a = mem y a).
+  (forall q, done x q = done y q) /\ (forall q, busy x q = busy y q) /\ (forall a, mem x a = mem y a) /\
+  (forall q, seen x q = seen y q).
 
 Lemma same_sym : forall x y, same x y -> same y x.
-Proof. intros x y (A & B & C). split; [|split]; intro; symmetry; auto. Qed.
+Proof. intros x y (A & B & C & D). split; [|split; [|split]]; intro; symmetry; auto. Qed.
 
 Lemma same_trans : forall x y z, same x y -> same y z -> same x z.
-Proof. intros x y z (A & B & C) (A' & B' & C'). split; [|split]; intro; [rewrite A|rewrite B|rewrite C]; auto. Qed.
+Proof. intros x y z (A & B & C & D) (A' & B' & C' & D').
+  split; [|split; [|split]]; intro; [rewrite A|rewrite B|rewrite C|rewrite D]; auto. Qed.
 
 Lemma step_same : forall q x y x', same x y -> step q x = Some x' -> exists y', step q y = Some y' /\ same x' y'.
 Proof.
-  intros q x y x' (A & B & C) St. unfold step in *. rewrite <- B. destruct (busy x q) as [l|].
+  intros q x y x' (A & B & C & D) St. unfold step in *. rewrite <- B. destruct (busy x q) as [l|].
   - destruct (act l) as [a k|a v l'|]; injection St as <-; eexists; (split; [reflexivity|]);
-      (split; [|split]); simpl; intro z; auto; unfold set, put, advance.
+      (split; [|split; [|split]]); simpl; intro z; auto; unfold set, put, advance.
     + rewrite (C a). destruct (Nat.eqb z q); auto.
+    + rewrite (C a), D. destruct (Nat.eqb z q); auto.
     + destruct (Nat.eqb z q); auto.
     + destruct (addr_dec z a); auto.
     + rewrite A. auto.
     + destruct (Nat.eqb z q); auto.
   - destruct (enabled_dec P (done x) q) as [E|]; [|discriminate]. injection St as <-.
     destruct (enabled_dec P (done y) q) as [E'|N].
-    + eexists; split; [reflexivity|]. split; [|split]; simpl; auto. intro z. unfold set. rewrite A. destruct (Nat.eqb z q); auto.
+    + eexists; split; [reflexivity|]. split; [|split; [|split]]; simpl; auto. intro z. unfold set. rewrite A. destruct (Nat.eqb z q); auto.
     + exfalso. apply N. apply enabled_mono with (s := done x); auto. intro z. rewrite A. auto.
 Qed.
 
 Variable mem0 : addr -> val.
-Definition initial := Machine start (fun _ => None) mem0.
+Definition initial := Machine start (fun _ => None) mem0 (fun _ => nil).
 
 (** [run n x y]: n steps lead from x to y. *)
 Inductive run : nat -> machine -> machine -> Prop :=
@@ -103,7 +107,7 @@ Definition good (x : machine) :=
 
 Lemma good_same : forall x y, good x -> same x y -> good y.
 Proof.
-  intros x y (R & V) (A & B & C). split.
+  intros x y (R & V) (A & B & _). split.
   - eapply ereach_eq; [apply R|auto|]. intro q. simpl. now rewrite B.
   - intros q l E. rewrite <- B in E. rewrite <- A. auto.
 Qed.
@@ -175,7 +179,7 @@ Proof.
   repeat match goal with
   | |- context [enabled_dec P ?s ?k] => destruct (enabled_dec P s k) as [|Bad]; [|exfalso; apply Bad; auto]
   end;
-  (eexists; eexists; (split; [reflexivity|split; [reflexivity|]]); split; [|split]; simpl; intro k);
+  (eexists; eexists; (split; [reflexivity|split; [reflexivity|]]); split; [|split; [|split]]; simpl; intro k);
   rewrite ?put_other by auto; rewrite ?advance_other by auto; auto; try (apply set_commute; auto).
   - unfold put. destruct (addr_dec k ar), (addr_dec k aq); congruence.
   - unfold advance. destruct (Nat.eqb k r), (Nat.eqb k q); auto.
@@ -207,14 +211,15 @@ Proof.
     destruct (IH k Rk) as (L & RR); [now apply good_step with (q := q) (x := x)|]. split; [lia|auto].
 Qed.
 
-(** *** All runs that end, end alike. *)
+(** *** All runs that end, end alike: the same memory, and each queue has read the same values. *)
 Theorem deterministic : forall n m y z, run n initial y -> final y -> run m initial z -> final z ->
-  n = m /\ forall a, mem y a = mem z a.
+  n = m /\ (forall a, mem y a = mem z a) /\ (forall q, seen y q = seen z q).
 Proof.
   intros n m y z Ry Fy Rz Fz.
   destruct (every_run_reaches_the_end n y Ry Fy m z Rz) as (L & R).
   destruct (every_run_reaches_the_end m z Rz Fz n y Ry) as (L' & _).
-  split; [lia|]. replace (n - m) with 0 in R by lia. inversion R as [x1 y1 (_ & _ & E)|]; subst. intro a. now rewrite E.
+  split; [lia|]. replace (n - m) with 0 in R by lia. inversion R as [x1 y1 (_ & _ & E & F)|]; subst.
+  split; intro a; [now rewrite E|now rewrite F].
 Qed.
 
 End Determinism.
