@@ -248,6 +248,7 @@ def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, nam
         except TooLarge:
             counts["too_large"] += 1
             continue
+        counts["written_out" if c.unroll else "periodic"] += 1
         slow = not check_certificate(tables, c, engine="python") if python else None
         todo.append((where, line, not check_certificate(tables, c), slow))
         if len(todo) >= batch:
