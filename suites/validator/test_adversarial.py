@@ -77,9 +77,11 @@ def test_the_run_has_the_promised_size(rows: dict[str, attack.Row], request: pyt
     total = attack.totals(rows.values())
     assert total.n == size(request.config)
     assert total.unsafe > total.n / 3  # an attack that hardly attacks would prove nothing
-    if "amk_record" in request.fixturenames or request.config.pluginmanager.hasplugin("amk_bench"):
+    try:
         record: Any = request.getfixturevalue("amk_record")
-        record.note(
-            f"validator: {total.n} schedules, {total.unsafe} unsafe; {total.false_accepts} false accepts, "
-            f"{total.false_rejects} false rejects, {total.undecided} undecided"
-        )
+    except pytest.FixtureLookupError:  # the suite also runs without the plugin
+        return
+    record.note(
+        f"validator: {total.n} schedules, {total.unsafe} unsafe; {total.false_accepts} false accepts, "
+        f"{total.false_rejects} false rejects, {total.undecided} undecided"
+    )
