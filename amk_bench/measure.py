@@ -123,7 +123,7 @@ def compare(
     gates = [gate(engine, cell, plan, score) for engine in (ours, baseline)]
     for opened, side in zip(gates, (ours, baseline), strict=True):
         if isinstance(opened, FailedGate):
-            return _invalid(cell, ours, baseline, f"gate of {side.name}: {opened.reason}"), None
+            return invalid(cell, ours, baseline, f"gate of {side.name}: {opened.reason}"), None
     blocks: list[Block] = []
     calls: list[TimedCall] = []
     for block, outputs in watch(_timed(ours, baseline, cell, plan, clock)):
@@ -131,7 +131,7 @@ def compare(
         calls += outputs
     fault = _outputs_fault(cell, calls, plan, score)
     if fault:
-        return _invalid(cell, ours, baseline, fault), None
+        return invalid(cell, ours, baseline, fault), None
     ours_gate, baseline_gate = gates
     assert isinstance(ours_gate, PassedGate)
     assert isinstance(baseline_gate, PassedGate)
@@ -156,7 +156,8 @@ def _precision(ours: Engine, baseline: Engine) -> str:
     return ours.precision if ours.precision == baseline.precision else f"{ours.precision} against {baseline.precision}"
 
 
-def _invalid(cell: Cell, ours: Engine, baseline: Engine, reason: str) -> LatencyRecord:
+def invalid(cell: Cell, ours: Engine, baseline: Engine, reason: str) -> LatencyRecord:
+    """The cell's row when it has no time, and why."""
     return LatencyRecord(
         device=cell.device, model=cell.model, mode=cell.mode, precision=_precision(ours, baseline), batch=cell.batch,
         position=cell.position, baseline=baseline.name, verdict=Verdict.INVALID, reason=reason,

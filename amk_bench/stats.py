@@ -13,6 +13,8 @@ CONFIDENCE = 0.95
 
 # Under this, a difference is not claimed on any machine, however quiet its A/A run was: code layout alone moves a time by as much.
 MIN_FLOOR = 0.01
+# Beyond this a machine shows one and the same thing as half as fast again: no comparison on it says anything.
+MAX_FLOOR = 0.5
 # An A/A run of a few blocks underestimates what the next one shows; half as much again covers most of that.
 FLOOR_MARGIN = 1.5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ def judge(interval: Interval, floor: float) -> Verdict:
     """WIN or LOSS where the whole interval lies outside the noise floor, TIE where it lies inside, else AMBIGUOUS.
 
     ``floor`` is relative (0.01: one per cent).  A ratio above 1 means ours is faster.  Fewer than ``MIN_BLOCKS`` blocks never
-    decide.  Raises ValueError for a floor outside [0, 1).
+    decide.  Raises ValueError for a floor that is negative or not finite.
     """
-    if not 0.0 <= floor < 1.0:
-        raise ValueError(f"noise floor {floor} is not in [0, 1)")
+    if not 0.0 <= floor < math.inf:
+        raise ValueError(f"noise floor {floor} is not a finite number from 0 on")
     if interval.blocks < MIN_BLOCKS:
         return Verdict.AMBIGUOUS
     upper = 1.0 + floor

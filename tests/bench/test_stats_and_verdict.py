@@ -145,6 +145,14 @@ def test_verdicts_at_a_floor_of_two_per_cent(low: float, high: float, expected: 
     assert judge(Interval((low + high) / 2, low, high, 10), 0.02) == expected
 
 
+def test_a_floor_above_one_leaves_only_a_factor_to_be_seen_and_no_floor_is_refused() -> None:
+    assert judge(Interval(2.0, 1.9, 2.1, 10), 1.6) is Verdict.TIE
+    assert judge(Interval(4.0, 3.9, 4.1, 10), 1.6) is Verdict.WIN
+    for bad in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="noise floor"):
+            judge(Interval(2.0, 1.9, 2.1, 10), bad)
+
+
 def test_too_few_blocks_never_decide() -> None:
     assert judge(Interval(2.0, 1.9, 2.1, MIN_BLOCKS - 1), 0.01) is Verdict.AMBIGUOUS
     assert judge(Interval(2.0, 1.9, 2.1, MIN_BLOCKS), 0.01) is Verdict.WIN
