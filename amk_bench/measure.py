@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from amk_bench.busy import OTHERS_LIMIT
 from amk_bench.clock import Clock
 from amk_bench.engine import F32, Engine, chains_agree
 from amk_bench.gate import Check, FailedGate, PassedGate, Subject, Timing, open_gate
@@ -21,17 +22,22 @@ from amk_bench.verdict import Verdict, judge
 
 Score = Callable[[Sequence[int], int], F32]  # (ids, keep) -> teacher-forced reference logits of the last ``keep`` ids
 GATE_CALLS = 2  # inputs a gate tries; the timed calls are checked besides
+BUSY = "the machine was busy"  # how the reason begins when the machine, not an engine, is at fault
 UNTIMED = 10**6  # call numbers from here on belong to gates and warm-up: their inputs are none of the timed ones
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure: ``tokens`` decode steps a call, ``blocks`` ABBA blocks; ``settle`` runs untimed before each call."""
+    """How much to measure: ``tokens`` decode steps a call, ``blocks`` ABBA blocks; ``settle`` runs untimed before each call.
+
+    ``witness`` starts watching the machine and returns what tells the share of it that others took (amk_bench.busy).
+    """
 
     tokens: int
     blocks: int
     seed: int
     settle: Callable[[], None] = lambda: None
+    witness: Callable[[], Callable[[], float]] = lambda: lambda: 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +132,17 @@ def compare(
             return invalid(cell, ours, baseline, f"gate of {side.name}: {opened.reason}"), None
     blocks: list[Block] = []
     calls: list[TimedCall] = []
+    others = plan.witness()
     for block, outputs in watch(_timed(ours, baseline, cell, plan, clock)):
         blocks.append(block)
         calls += outputs
+    taken = others()
     fault = _outputs_fault(cell, calls, plan, score)
     if fault:
         return invalid(cell, ours, baseline, fault), None
+    if taken > OTHERS_LIMIT:
+        reason = f"{BUSY}: other processes took {100 * taken:.0f} % of its cores during the timing; stop them and run again"
+        return invalid(cell, ours, baseline, reason), None
     ours_gate, baseline_gate = gates
     assert isinstance(ours_gate, PassedGate)
     assert isinstance(baseline_gate, PassedGate)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
+from amk_bench.busy import busy_s, witness
 from amk_bench.clock import Sample
 from amk_bench.engine import F32, chains_agree
-from amk_bench.measure import UNTIMED, Cell, Plan, compare, noise
+from amk_bench.measure import BUSY, UNTIMED, Cell, Plan, compare, noise
 from amk_bench.results import LatencyRecord
 from amk_bench.stats import noise_floor
 from amk_bench.verdict import Verdict
@@ -163,6 +169,36 @@ def test_right_at_position_zero_only_passes_there_and_nowhere_else() -> None:
     clock = Clock()
     assert measured(OnlyAtZero(clock, 0.001), Honest(clock, 0.01), cell(position=0)).verdict == Verdict.WIN
     assert measured(OnlyAtZero(clock, 0.001), Honest(clock, 0.01), cell(position=1)).verdict == Verdict.INVALID
+
+
+@pytest.mark.parametrize(("taken", "verdict"), [(0.09, "WIN"), (0.11, "INVALID")])
+def test_a_busy_machine_gives_no_time_however_clear_the_ratio(taken: float, verdict: str) -> None:
+    clock = Clock()
+    plan = dataclasses.replace(PLAN, witness=lambda: lambda: taken)
+    record, timing = compare(Honest(clock, 0.01), Honest(clock, 0.1, "slow"), cell(), plan, clock, 0.01, score)
+    assert record.verdict == verdict
+    assert record.reason.startswith(BUSY) == (timing is None) == (verdict == "INVALID")
+
+
+def test_work_of_others_is_counted_on_our_cores_only() -> None:
+    stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 900 50 1 2 47 11 0\ncpu1 1000 0 0 0 0 0 0 0 0 0\nintr 5\n"
+    assert busy_s(stat, {0}, 100.0) == 2.0
+    assert busy_s(stat, {0, 1}, 100.0) == 12.0
+
+
+def test_the_witness_sees_another_process_and_not_our_own_work() -> None:
+    """One spinning child takes at least a third of one core on a machine of c cores, whatever else runs."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    child = subprocess.Popen(spin)
+    try:
+        share = witness()
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            pass
+        assert share() > 0.33 / len(os.sched_getaffinity(0))
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_inputs_differ_between_calls_and_agree_between_sides() -> None:
