@@ -186,7 +186,7 @@ def test_work_of_others_is_counted_on_our_cores_only() -> None:
     assert busy_s(stat, {0, 1}, 100.0) == 12.0
 
 
-def test_the_witness_sees_another_process_and_not_our_own_work() -> None:
+def test_the_witness_sees_another_process() -> None:
     """One spinning child takes at least a third of one core on a machine of c cores, whatever else runs."""
     spin = [sys.executable, "-c", "while True: pass"]
     child = subprocess.Popen(spin)
