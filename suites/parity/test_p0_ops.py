@@ -1,0 +1,142 @@
+"""P0: every op against a float64 reference, task by task through a whole step of a small model with odd sizes.
+
+Each task starts from what the tasks before it left, buffers are poisoned with NaN first, and only what the task wrote is compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from amk_bench.recorder import Recorder
+from amk_core.graph import ModelGraph, RopeSpec
+from amk_core.importer.rope import rope_tables
+from amk_core.schedule import ops, tables, validate
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Kind
+from amk_core.schedule.lower import Geometry, Mode, lower
+from amk_core.schedule.pack import Tape, TapeLayout, logical_weight
+from amk_core.targets import Target
+from amk_core.vm import reference
+from amk_core.vm.cpu import CpuVM
+
+# Relative to the largest value of the written buffer: a few units of fp32 rounding after a sum of K terms.
+LIMIT = 2e-6
+STORED_BF16 = 2.0**-8  # qkv in fast mode writes keys and values as bf16: one unit in the last place
+
+
+def limit(op: str, mode: str) -> float:
+    return STORED_BF16 if mode == "fast" and op == "qkv" else LIMIT
+
+
+GRAPH = ModelGraph(
+    name="odd", family="llama", vocab_size=203, hidden_size=72, intermediate_size=1100, n_layers=2, n_heads=6, n_kv_heads=2,
+    head_dim=12, norm_eps=1e-5, tied_head=False, context=160, rope=RopeSpec("default", 10000.0, 12, 160), attn_scale=12**-0.5,
+)  # fmt: skip
+
+
+def weights() -> dict[str, npt.NDArray[np.float32]]:
+    rng, g = np.random.default_rng(20), GRAPH
+    shapes = {"embed": (g.vocab_size, g.hidden_size), "head": (g.vocab_size, g.hidden_size), "final_norm": (1, g.hidden_size)}
+    for i in range(g.n_layers):
+        shapes |= {
+            f"L{i}.attn_norm": (1, g.hidden_size), f"L{i}.mlp_norm": (1, g.hidden_size), f"L{i}.q": (g.q_size, g.hidden_size),
+            f"L{i}.k": (g.kv_size, g.hidden_size), f"L{i}.v": (g.kv_size, g.hidden_size), f"L{i}.o": (g.hidden_size, g.q_size),
+            f"L{i}.gate": (g.intermediate_size, g.hidden_size), f"L{i}.up": (g.intermediate_size, g.hidden_size),
+            f"L{i}.down": (g.hidden_size, g.intermediate_size),
+        }  # fmt: skip
+    return {k: rng.standard_normal(v, np.float32) * (0.3 if v[0] > 1 else 0.1) + (v[0] == 1) for k, v in shapes.items()}
+
+
+def as_stored(dtype: str, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rounded to the storage dtype of a buffer."""
+    return a.astype(ml_dtypes.bfloat16) if dtype == "bf16" else a
+
+
+def as_float(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Storage as the reference takes it: floats in float64, everything else a copy."""
+    a = a.view(ml_dtypes.bfloat16) if a.dtype == np.uint16 else a.view(np.float32) if a.dtype == np.uint32 else a
+    return a.copy() if a.dtype == np.int32 else a.astype(np.float64)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("geometry", "variables"),
+    [
+        (Geometry("decode", 2, 1, 160, 2), [131, 17, 2, 2]),
+        (Geometry("prefill", 2, 5, 160, 2), [127, 0, 10, 7]),
+        (Geometry("logits", 1, 7, 160, 2), [126, 14]),
+    ],
+    ids=["decode", "prefill", "logits"],
+)
+def test_ops(mode: Mode, geometry: Geometry, variables: list[int], amk_record: Recorder) -> None:
+    config = ScheduleConfig(tiles_per_queue=2, attn_splits=2, fuse_combine=geometry.purpose != "logits")
+    s = lower(GRAPH, config, Target.cpu(2), geometry, mode)
+    verdict = validate(s)
+    assert verdict.accepted
+    assert verdict.certificate is not None
+    raw = weights()
+    cos, sin = rope_tables(GRAPH.rope, GRAPH.context)
+    pad = ((0, geometry.kv_rows - len(cos)), (0, 0))
+    bound = {b.name: raw[b.name] for b in s.buffers if b.kind is Kind.TABLE and b.name in raw}
+    bound |= {"rope.cos": np.pad(cos, pad), "rope.sin": np.pad(sin, pad)}
+    layout = TapeLayout.of(lower(GRAPH, config, Target.cpu(2), Geometry("decode", 2, 1, 160, 2), mode))
+    tape = Tape.build(layout, lambda n: logical_weight(GRAPH, raw.__getitem__, n))
+    stored = {b.name: as_stored(b.dtype, bound[b.name]) for b in s.buffers if b.name in bound}
+    vm = CpuVM(
+        tables.pack(s), verdict.certificate, task_weight=layout.locate(s), tape=tape.data, tape_dtype=layout.dtype, bound=stored
+    )
+    rng = np.random.default_rng(3)
+    names = [b.name for b in s.buffers]
+    streamed = {
+        b.name: as_stored(b.dtype, logical_weight(GRAPH, raw.__getitem__, b.name)) for b in s.buffers if b.kind is Kind.WEIGHT
+    }
+    constant = {**streamed, **stored}
+    for b in s.buffers:
+        if b.name in constant:
+            continue
+        view = vm.buffer(b.name)
+        if b.kind is Kind.KV:  # rows of earlier steps
+            view[...] = as_stored(b.dtype, rng.standard_normal(view.shape, np.float32)).view(view.dtype)
+        elif b.kind in (Kind.INPUT, Kind.TOKEN):
+            view[...] = rng.integers(0, GRAPH.vocab_size, view.shape) if b.name in ("token", "prompt") else 0
+        else:
+            view.view(np.uint8)[...] = 0xFF  # NaN in every float format
+    worst: dict[str, float] = defaultdict(float)
+    c = s.columns
+    for t in verdict.certificate.replay.tolist():
+        spec = ops.BY_CODE[int(c.task_op[t])]
+        before = {name: vm.buffer(name).copy() for name in names if name not in constant}
+        arrays = [as_float(constant[name] if name in constant else before[name]) for name in names]
+        params = spec.decode(c.par[c.par_off[t] : c.par_off[t + 1]])
+        reference.run(spec.name, params, arrays, 0, variables, fast=mode == "fast")
+        vm.run_task(t, 0, variables)
+        for name, old in before.items():
+            new, want = vm.buffer(name), arrays[names.index(name)]
+            if np.array_equal(new.view(np.uint8), old.view(np.uint8)) or new.dtype == np.uint32:
+                continue  # untouched, or value and index side by side: the sampler's tokens are compared instead
+            if new.dtype == np.int32:
+                assert np.array_equal(new, want), f"{spec.name} of T{t}: {name}"
+                continue
+            got, where = as_float(new), np.isfinite(want)
+            assert np.array_equal(where, np.isfinite(got)), f"{spec.name} of T{t} left or wrote poison in {name}"
+            error = float(np.abs(got - want)[where].max() / np.abs(want[where]).max())
+            worst[spec.name] = max(worst[spec.name], error)
+    used = {op: error / limit(op, mode) for op, error in worst.items()}
+    op = max(used, key=used.__getitem__)
+    amk_record.parity(
+        "P0",
+        f"{len(worst)} ops of the {geometry.purpose} schedule, {mode}, against float64",
+        measured=f"{worst[op]:.1e} relative ({op})",
+        required=f"<= {limit(op, mode):.0e}",
+        passed=used[op] <= 1,
+        value=worst[op],
+        limit=limit(op, mode),
+        detail=", ".join(f"{name} {error:.1e}" for name, error in sorted(worst.items())),
+    )
+    assert used[op] <= 1
