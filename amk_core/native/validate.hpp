@@ -222,6 +222,7 @@ struct Checker {
   void concrete(const Group&, const std::vector<char>& wanted);
   bool overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact);
   Meet meet_any(const Rect& x, const Rect& y, i64 k_min);
+  bool touch(const Rect& x, const Rect& y, bool& exact);
   i64 alias_checks = 0;
   bool covered(const Group&, i32 access, bool& flow_ok);
   void tagged(const Group&);

@@ -55,16 +55,6 @@ std::pair<i64, i64> byte_bounds(const Model& m, const Rect& r) {
   const i64 p = m.pitch(r.buffer), u = m.unit(r.buffer), base = m.t.buffers[r.buffer].offset * 2;
   return {(base + rows.first * p + cols.first * u) & ~i64{1}, (base + (rows.second - 1) * p + cols.second * u + 1) & ~i64{1}};
 }
-// Do two rectangles share a byte in some step?
-bool touch(const Model& m, const Rect& x, const Rect& y) {
-  const auto a = byte_bounds(m, x), b = byte_bounds(m, y);
-  if (a.first >= b.second || b.first >= a.second) return false;
-  std::vector<Cell> parts;
-  if (x.moves() || y.moves() ||
-      !cells(m, {{x.buffer, x.rows.a, x.rows.b, x.cols.a, x.cols.b, 0}, {y.buffer, y.rows.a, y.rows.b, y.cols.a, y.cols.b, 1}}, true, parts))
-    return true;
-  return std::any_of(parts.begin(), parts.end(), [](const Cell& c) { return c.ids.size() == 2; });
-}
 void collect_variables(const Model& m, const Rect& r, std::vector<i64>& vars) {
   for (const Range* range : {&r.rows, &r.cols})
     if (range->aff >= 0)
@@ -97,7 +87,7 @@ bool Checker::overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact
   exact = true;
   std::vector<i64> vars;
   collect_variables(m, x, vars), collect_variables(m, y, vars);
-  alias_checks += i64(std::min<i128>(count_assignments(m, vars), kAliasValues));
+  if (x.moves() || y.moves()) alias_checks += i64(std::min<i128>(count_assignments(m, vars), kAliasValues));
   bool shared = false;
   std::vector<Cell> parts;
   exact = alias_checks <= kAliasChecks && assignments_of(m, vars, kAliasValues, [&](const std::vector<i64>& values) {
@@ -126,6 +116,19 @@ Meet Checker::meet_any(const Rect& x, const Rect& y, i64 k_min) {
   return {};
 }
 
+// Do two rectangles share a byte in some step?
+bool Checker::touch(const Rect& x, const Rect& y, bool& exact) {
+  exact = true;
+  const auto a = byte_bounds(m, x), b = byte_bounds(m, y);
+  if (a.first >= b.second || b.first >= a.second) return false;
+  if (!x.moves() && !y.moves()) return overlap_at(x, y, 0, 0, exact);
+  const Meet there = meet_any(x, y, 0);
+  if (there.any && there.exact) return true;
+  const Meet back = meet_any(y, x, 0);
+  exact = back.any ? back.exact : !there.any;
+  return there.any || back.any;
+}
+
 void Checker::group_moving(const Group& g) {
   std::vector<i32> live;
   for (i32 x : g.rects)
@@ -137,14 +140,21 @@ void Checker::group_moving(const Group& g) {
   std::vector<std::pair<std::pair<i64, i64>, i32>> by_start;
   for (i32 x : live) by_start.push_back({byte_bounds(m, m.rects[x]), x});
   std::sort(by_start.begin(), by_start.end());
+  using Span = std::pair<i64, i64>;
+  std::unordered_map<i32, std::pair<Span, Span>> box;  // rows and columns over all steps and values
+  for (i32 x : g.rects) box[x] = {m.bounds(m.rects[x].rows), m.bounds(m.rects[x].cols)};
+  auto apart = [](const Span& a, const Span& b) { return a.first >= b.second || b.first >= a.second; };
+  auto modular = [&](const Rect& r) {
+    return (r.rows.aff >= 0 && m.affine[r.rows.aff].mod) || (r.cols.aff >= 0 && m.affine[r.cols.aff].mod);
+  };
   i64 pairs = 0;
   const i64 seen_steps = clocks.unroll ? clocks.unroll : 0;
-  std::map<std::array<i64, 13>, Meet> memo;
+  std::map<std::array<i64, 3>, Meet> memo;  // moduli are enumerated, so asked once
   auto meeting = [&](i32 x, i32 y, i64 k) {
     const Rect &p = m.rects[x], &r = m.rects[y];
-    const std::array<i64, 13> id{p.rows.a, p.rows.b, p.rows.aff, p.cols.a, p.cols.b, p.cols.aff, r.rows.a, r.rows.b, r.rows.aff, r.cols.a, r.cols.b, r.cols.aff, k};
-    if (p.buffer != r.buffer) return meet_any(p, r, k);
-    const auto [it, fresh] = memo.try_emplace(id);
+    if (p.buffer == r.buffer && (apart(box[x].first, box[y].first) || apart(box[x].second, box[y].second))) return Meet{};
+    if (!modular(p) && !modular(r)) return meet_any(p, r, k);
+    const auto [it, fresh] = memo.try_emplace({x, y, k});
     if (fresh) it->second = meet_any(p, r, k);
     return it->second;
   };
@@ -217,18 +227,29 @@ void Checker::group_moving(const Group& g) {
         tainted = relevant && (rect.buffer != m.rects[y].buffer || meet(m, rect, m.rects[y], 0).any || meet(m, m.rects[y], rect, 0).any);
       }
     if (!tainted) continue;
+    for (i32 y : live) {
+      auto unfenced = [&](i32 a, i32 w) {
+        return (m.acc[a].flags & kAsync) && !(m.acc[w].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1);
+      };
+      auto matters = [&](i32 a, i32 w) {
+        return !m.acc[a].write() && m.acc[w].write() && ((need_flow && !keeps[m.acc[w].task]) || unfenced(a, w));
+      };
+      if (!has_write[y] || std::none_of(acc_of[x].begin(), acc_of[x].end(), [&](i32 a) {
+            return std::any_of(acc_of[y].begin(), acc_of[y].end(), [&](i32 w) { return matters(a, w); });
+          }))
+        continue;
+      const Meet at = meeting(y, x, 0);
+      if (!at.any) continue;
+      const bool later = at.k > 0 || meeting(y, x, 1).any;
+      for (i32 a : acc_of[x])
+        for (i32 w : acc_of[y]) {
+          if (!matters(a, w) || (!later && key(w) > key(a))) continue;
+          feeds(m.acc[w].task, m.acc[a].task);
+          if (unfenced(a, w)) data(kProxy, "fence", a, at.i + at.k, w, at.i, byte_bounds(m, rect).first, byte_bounds(m, rect).second);
+        }
+    }
     for (i32 a : acc_of[x]) {
       if (m.acc[a].write()) continue;
-      for (i32 y : live)
-        for (i32 w : acc_of[y])
-          if (m.acc[w].write() && (need_flow || ((m.acc[a].flags & kAsync) && !(m.acc[w].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1)))) {
-            const Meet at = meeting(y, x, 0);
-            if (!at.any) continue;
-            if (at.k == 0 && key(w) > key(a) && !meeting(y, x, 1).any) continue;
-            feeds(m.acc[w].task, m.acc[a].task);
-            if ((m.acc[a].flags & kAsync) && !(m.acc[w].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1))
-              data(kProxy, "fence", a, at.i + at.k, w, at.i, byte_bounds(m, rect).first, byte_bounds(m, rect).second);
-          }
       bool flow_ok = true;
       if (!covered(g, a, flow_ok) || !flow_ok) wanted[a] = 1, any = true;
     }
@@ -246,7 +267,7 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
     for (i32 y : g.rects) {
       for (i32 w : acc_of[y]) {
         if (!m.acc[w].write() || (m.acc[w].label == read.label && m.rects[y].buffer == rect.buffer)) continue;
-        if (meet_any(m.rects[y], rect, 0).any) flow_ok = false;
+        if (flow_ok && meet_any(m.rects[y], rect, 0).any) flow_ok = false;
       }
     }
   if (read.maybe() && read.label < 0) return true;
@@ -459,7 +480,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
 // A tag proves that one element arrived; the only order there is comes from counters.
 void Checker::tagged(const Group& g) {
   std::vector<i32> rects;
-  bool moves = false, variables = false;
+  bool variables = false, exact = true;
   i64 period = 1;
   for (i32 x : g.rects) {
     const Rect& r = m.rects[x];
@@ -467,22 +488,21 @@ void Checker::tagged(const Group& g) {
     if (!m.t.buffers[r.buffer].tagged) {
       for (i32 y : g.rects)
         if (m.t.buffers[m.rects[y].buffer].tagged && !acc_of[y].empty()) {
-          if (touch(m, r, m.rects[y])) {
+          if (touch(r, m.rects[y], exact)) {
             const auto where = byte_bounds(m, r);
-            data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second);
+            data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second, !exact);
             break;
           }
         }
       continue;
     }
     for (i32 y : rects)
-      if (m.rects[y].buffer != r.buffer && touch(m, r, m.rects[y])) {
+      if (m.rects[y].buffer != r.buffer && touch(r, m.rects[y], exact)) {
         const auto where = byte_bounds(m, r);
-        data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second);
+        data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second, !exact);
         break;
       }
     rects.push_back(x);
-    moves |= r.moves();
     for (const Range* range : {&r.rows, &r.cols})
       if (range->aff >= 0) {
         const AffineRow& f = m.affine[range->aff];
@@ -590,16 +610,16 @@ void Checker::readonly() {
     if (writer < 0 || size_t(m.group_of[r.buffer]) >= readonly_of.size()) continue;
     for (i32 b : readonly_of[m.group_of[r.buffer]]) {
       const auto& buf = m.t.buffers[b];
-      bool hit = b == r.buffer;
+      bool hit = b == r.buffer, exact = true;
       if (!hit) {
         const auto span = byte_bounds(m, r);
         hit = span.first < (buf.offset * 2 + buf.rows * m.pitch(b) + 1) && buf.offset * 2 < span.second;
-        if (hit) hit = touch(m, r, Rect{b, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}});
+        if (hit) hit = touch(r, Rect{b, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact);
       }
       if (hit) {
         const auto span = byte_bounds(m, r);
         Finding f;
-        f.rule = kRo, f.what = b == r.buffer ? "write" : "alias", f.task_a = m.acc[writer].task, f.buffer = b;
+        f.rule = kRo, f.what = b == r.buffer ? "write" : "alias", f.task_a = m.acc[writer].task, f.buffer = b, f.undecided = !exact;
         f.lo = std::max<i64>(0, span.first / 2 - buf.offset), f.hi = std::min<i64>((span.second + 1) / 2 - buf.offset, (buf.rows * m.pitch(b) + 1) / 2);
         out.add(std::move(f));
         break;
@@ -624,7 +644,8 @@ void Checker::stop() {
     if (r.buffer == buffer && a.task == task && !a.maybe()) writes = true;
     if (a.task == task) continue;
     if (m.group_of[r.buffer] != m.group_of[buffer]) continue;
-    if (touch(m, r, Rect{buffer, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}})) add("writer", a.task, 0);
+    bool exact = true;
+    if (touch(r, Rect{buffer, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact)) add("writer", a.task, 0);
   }
   if (!writes) add("unwritten", -1, 0);
   if (horizon < 2) return;
@@ -658,7 +679,8 @@ void Checker::output_kept(i32 b) {
     const Rect& r = m.rects[x];
     if (m.group_of[r.buffer] != m.group_of[b] || r.space >= 0) continue;
     if (std::none_of(acc_of[x].begin(), acc_of[x].end(), [&](i32 a) { return m.acc[a].write(); })) continue;
-    if (!touch(m, r, Rect{b, -1, {0, buf.rows, -1}, {0, buf.cols, -1}})) continue;
+    bool exact = true;
+    if (!touch(r, Rect{b, -1, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact)) continue;
     writers.push_back(x);
     moves |= r.moves(), aliased |= r.buffer != b;
     collect_variables(m, r, vars);
