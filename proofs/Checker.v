@@ -716,9 +716,9 @@ Theorem checked_is_deterministic : forall C, check C = true -> forall T x, T <= 
   forall (val local : Type) (act : local -> action Z val local) (entry : nat -> nat -> local) (mem0 : Z -> val),
   (forall q m l, visits Z val local act entry q m l ->
      match act l with Read _ _ _ z _ => touches false x q m z | Write _ _ _ z _ _ => touches true x q m z | Done _ _ _ => True end) ->
-  let run := run (unroll live_loop T) Z val local Z.eq_dec act entry in
+  let run := Confluence.run (machine Z val local) (same Z val local) (step (unroll live_loop T) Z val local Z.eq_dec act entry) in
   let initial := initial Z val local mem0 in
-  let final := final (unroll live_loop T) Z val local Z.eq_dec act entry in
+  let final := Confluence.final (machine Z val local) (step (unroll live_loop T) Z val local Z.eq_dec act entry) in
   forall n m y z, run n initial y -> final y -> run m initial z -> final z -> n = m /\ (forall a, mem Z val local y a = mem Z val local z a) /\ (forall q, seen Z val local y q = seen Z val local z q).
 Proof.
   intros C H T x HT Hx val local act entry mem0 Conf run0 initial0 final0 n m y z Ry Fy Rz Fz.

@@ -6,7 +6,7 @@
     number of steps and with the same memory, each task having read the same values, and every other run can be continued to that end. *)
 
 From Coq Require Import Arith Lia List Bool.
-From AMK Require Import Sums Semantics MustOrder Exact Events.
+From AMK Require Import Sums Semantics MustOrder Exact Events Confluence.
 
 Section Determinism.
 Variable P : schedule.
@@ -88,18 +88,6 @@ Qed.
 Variable mem0 : addr -> val.
 Definition initial := Machine start (fun _ => None) mem0 (fun _ => nil).
 
-(** [run n x y]: n steps lead from x to y. *)
-Inductive run : nat -> machine -> machine -> Prop :=
-| run_none : forall x y, same x y -> run 0 x y
-| run_more : forall n q x y z, step q x = Some y -> run n y z -> run (S n) x z.
-
-Lemma run_same : forall n x z, run n x z -> forall y, same x y -> run n y z.
-Proof.
-  induction 1 as [x z S|n q x x' z St R IH]; intros y E.
-  - apply run_none. apply same_trans with x; auto. now apply same_sym.
-  - destruct (step_same q x y x' E St) as (y' & St' & E'). apply run_more with (q := q) (y := y'); auto.
-Qed.
-
 (** *** The invariant: a machine state projects to a state of Events.v. *)
 Definition good (x : machine) :=
   ereach P (done x) (fun q => if busy x q then true else false) /\
@@ -137,9 +125,6 @@ Qed.
 
 Lemma good_initial : good initial.
 Proof. split; [apply ereach_start|discriminate]. Qed.
-
-Lemma good_run : forall n x y, run n x y -> good x -> good y.
-Proof. induction 1 as [x y S|n q x y z St R IH]; intro G; [now apply good_same with x|]. apply IH. now apply good_step with (q := q) (x := x). Qed.
 
 (** In a good state no two bodies are inside conflicting tasks. *)
 Lemma no_conflict : forall x qa qb la lb, good x -> qa <> qb -> busy x qa = Some la -> busy x qb = Some lb ->
@@ -185,43 +170,24 @@ Proof.
   - unfold advance. destruct (Nat.eqb k r), (Nat.eqb k q); auto.
 Qed.
 
-(** *** Confluence *)
-Definition final (x : machine) := forall q, step q x = None.
-
-Lemma strip : forall n x z, run n x z -> good x -> final z ->
-  forall q y, step q x = Some y -> exists m, n = S m /\ run m y z.
-Proof.
-  induction n as [|n IH]; intros x z R G F q y St; inversion R as [x1 y1 E|n1 p x1 x' z1 Sp R']; subst.
-  - destruct (step_same q x z y E St) as (z' & Sz & _). rewrite F in Sz. discriminate.
-  - destruct (Nat.eq_dec p q) as [->|N].
-    + rewrite St in Sp. injection Sp as <-. eauto.
-    + destruct (diamond x p q x' y G N Sp St) as (w & w' & W1 & W2 & E).
-      destruct (IH x' z R') with (q := q) (y := w) as (m & -> & Rw); auto; [now apply good_step with (q := p) (x := x)|].
-      exists (S m). split; auto. apply run_more with (q := p) (y := w'); auto. now apply run_same with (x := w).
-Qed.
+(** *** All runs that end, end alike: the same memory, and each queue has read the same values. *)
+Notation run := (Confluence.run machine same step).
+Notation final := (Confluence.final machine step).
 
 (** Any run is a prefix, in length and in effect, of a run that ends. *)
 Theorem every_run_reaches_the_end : forall n z, run n initial z -> final z ->
   forall m y, run m initial y -> m <= n /\ run (n - m) y z.
 Proof.
-  intros n z Rz F m y Ry. assert (G := good_initial). revert n Rz G.
-  induction Ry as [x y E|m q x x' y St R IH]; intros n Rz G.
-  - split; [lia|]. rewrite Nat.sub_0_r. now apply run_same with (x := x).
-  - destruct (strip n x z Rz G F q x' St) as (k & -> & Rk).
-    destruct (IH k Rk) as (L & RR); [now apply good_step with (q := q) (x := x)|]. split; [lia|auto].
+  exact (Confluence.every_run_reaches_the_end machine same step good same_sym same_trans step_same good_step diamond initial good_initial).
 Qed.
 
-(** *** All runs that end, end alike: the same memory, and each queue has read the same values. *)
 Theorem deterministic : forall n m y z, run n initial y -> final y -> run m initial z -> final z ->
   n = m /\ (forall a, mem y a = mem z a) /\ (forall q, seen y q = seen z q).
 Proof.
   intros n m y z Ry Fy Rz Fz.
-  destruct (every_run_reaches_the_end n y Ry Fy m z Rz) as (L & R).
-  destruct (every_run_reaches_the_end m z Rz Fz n y Ry) as (L' & _).
-  split; [lia|]. replace (n - m) with 0 in R by lia. inversion R as [x1 y1 (_ & _ & E & F)|]; subst.
-  split; intro a; [now rewrite E|now rewrite F].
+  destruct (Confluence.ends_alike machine same step good same_sym same_trans step_same good_step diamond initial good_initial n m y z Ry Fy Rz Fz)
+    as (E & _ & _ & M & R). auto.
 Qed.
-
 End Determinism.
 
 (** Must-orders make a schedule race-free: what a certificate gives is what determinism needs. *)

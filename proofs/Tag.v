@@ -34,6 +34,9 @@ Definition clear := Memory (fun _ => None) (fun _ _ => None) (fun _ _ _ => None)
 
 Inductive treach : state -> (nat -> bool) -> memory -> Prop :=
 | t_start : treach start (fun _ => false) clear
+| t_eq : forall s busy m s' busy' m', treach s busy m -> (forall q, s q = s' q) -> (forall q, busy q = busy' q) ->
+    (forall a, cell m a = cell m' a) -> (forall a g, stored m a g = stored m' a g) ->
+    (forall q i a, seen m q i a = seen m' q i a) -> treach s' busy' m'
 | t_begin : forall s busy m q, treach s busy m -> busy q = false -> enabled P s q -> treach s (set busy q true) m
 | t_store : forall s busy m m' q a g v, treach s busy m -> busy q = true -> tagged_write q (s q) a g -> stored m a g = None ->
     cell m' a = Some g -> (forall b, b <> a -> cell m' b = cell m b) ->
@@ -48,7 +51,7 @@ Inductive treach : state -> (nat -> bool) -> memory -> Prop :=
     treach (advance s q) (set busy q false) m.
 
 Lemma treach_ereach : forall s busy m, treach s busy m -> ereach P s busy.
-Proof. induction 1; auto; [constructor|now apply ereach_begin|now apply ereach_end]. Qed.
+Proof. induction 1; auto; [constructor|now apply ereach_eq with (s := s) (busy := busy)|now apply ereach_begin|now apply ereach_end]. Qed.
 
 (** *** The invariant *)
 Definition ended (s : state) (q i : nat) := i < s q.
@@ -96,9 +99,18 @@ Hypothesis addr_dec : forall a b : addr, {a = b} + {a <> b}.
 
 Theorem always_invariant : forall s busy m, treach s busy m -> invariant s m.
 Proof.
-  induction 1 as [|s busy m q R I F E|s busy m m' q a g v R I Bq Wr Fresh C Co St Sto Se
+  induction 1 as [|s busy m s' busy' m' R I Es Eb Ec Et En|s busy m q R I F E|s busy m m' q a g v R I Bq Wr Fresh C Co St Sto Se
                  |s busy m m' q a g v R I Bq Rd St C Sto Se Seo|s busy m q R I Bq Ws Rs].
   - split; simpl; try (unfold ended, start; intros; lia); try congruence; auto.
+  - assert (Ende : forall q i, ended s' q i <-> ended s q i) by (intros; unfold ended; now rewrite Es).
+    split.
+    + intros a g H. rewrite <- Et. apply (writers_stored s m I). now apply Ende.
+    + intros a g q i Rd H. rewrite <- Et. apply (readers_stored s m I a g q i Rd). now apply Ende.
+    + intros a g h Lt H. rewrite <- Et in *. now apply (older_stored s m I a g h).
+    + intros a g h q i Lt H Rd. rewrite <- Et in H. apply Ende. now apply (older_read s m I a g h q i).
+    + intro a. rewrite <- Ec. pose proof (cell_newest s m I a) as Cn. destruct (cell m a) as [g|].
+      * rewrite <- Et. destruct Cn as (A & N). split; auto. intros h Hh. rewrite <- Et. auto.
+      * intro h. rewrite <- Et. auto.
   - exact I.
   - pose proof (writer_running s busy m R I q a g Bq Wr) as Older.
     assert (None_newer : forall h, g < h -> stored m a h = None).
@@ -167,9 +179,10 @@ Hypothesis one_use : forall q i a g h, tagged_read q i a g -> tagged_read q i a 
 Theorem returns_its_epoch : forall s busy m, treach s busy m -> forall q i a g v,
   tagged_read q i a g -> seen m q i a = Some v -> stored m a g = Some v.
 Proof.
-  induction 1 as [|s busy m q R I F E|s busy m m' q a g v R I Bq Wr Fresh C Co St Sto Se
+  induction 1 as [|s busy m s' busy' m' R I Es Eb Ec Et En|s busy m q R I F E|s busy m m' q a g v R I Bq Wr Fresh C Co St Sto Se
                  |s busy m m' q a g v R I Bq Rd St C Sto Se Seo|s busy m q R I Bq Ws Rs]; intros q' i b h u Rd' Seen.
   - discriminate.
+  - rewrite <- Et. rewrite <- En in Seen. eauto.
   - eauto.
   - rewrite Se in Seen. pose proof (I q' i b h u Rd' Seen) as Old. destruct (addr_dec b a) as [->|N]; [|rewrite Sto; auto].
     destruct (Nat.eq_dec h g) as [->|N]; [congruence|rewrite Sto; auto].
