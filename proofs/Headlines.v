@@ -1,6 +1,6 @@
 (** The theorems that docs/validator.md names.  `make` fails unless each of them is closed under the global context. *)
 
-From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag Sweep Stop Checker.
+From AMK Require Semantics MustOrder Exact Events Loop OneStep Periodic PeriodicComplete Determinism Tag TaggedDeterminism Sweep Stop Checker.
 
 (* Deadlock *)
 Print Assumptions Semantics.dominance.
@@ -43,6 +43,8 @@ Print Assumptions Tag.no_newer_tag.
 Print Assumptions Tag.not_lost.
 Print Assumptions Tag.returns_its_epoch.
 Print Assumptions Tag.tagged_progress.
+Print Assumptions TaggedDeterminism.tagged_every_run_reaches_the_end.
+Print Assumptions TaggedDeterminism.tagged_deterministic.
 
 (* Neighbours in a byte's accesses *)
 Print Assumptions Sweep.sweep_sufficient.
