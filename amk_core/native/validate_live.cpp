@@ -1,4 +1,4 @@
-// LIVE: one greedy run of one step decides deadlock for every number of steps (Sched.v: dominance).
+// LIVE: one greedy run of one step decides deadlock for every number of steps (proofs/OneStep.v).
 #include <algorithm>
 #include <queue>
 

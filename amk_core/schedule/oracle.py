@@ -53,7 +53,7 @@ def label(schedule: Schedule, tables: bytes | None = None, *, max_states: int = 
     """Label a schedule (pass its packed ``tables`` where they are at hand).
 
     ``atomic`` walks states in which no task is running and calls two tasks overlapping when both are enabled: the same labels
-    (``overlap_iff`` in the Coq development) from far fewer states.
+    (``overlap_iff_coenabled`` in proofs/Events.v) from far fewer states.
 
     Raises:
         amk_core.schedule.tables.TableError: never for tables that ``pack`` wrote.

@@ -2,9 +2,9 @@
 
 It writes every step out, every task of every step being an *instance*, and tries every value of the launch variables:
 
-* LIVE: one greedy run for each number of steps ends everywhere, or none does (Sched.v, ``dominance``).
+* LIVE: one greedy run for each number of steps ends everywhere, or none does (proofs/Semantics.v, ``dominance``).
 * Must-order: vector clocks indexed by queue, the greatest fixpoint of "what the predecessor knows, or what a wait implies", from
-  above (Complete.v, ``must_iff_clock``).
+  above (proofs/Exact.v, ``must_iff_clock``).
 * All other rules are their definitions over instances, byte ranges and that order.
 
 The native validator must give the same verdict and the same set of rules; ``tests/schedule/test_reference.py`` compares them.
