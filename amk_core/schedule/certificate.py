@@ -7,7 +7,7 @@ of vector clocks (must-order).  It is data, not an argument: whatever the search
 2. **replay**: ``replay`` lists every task once; run one after the other from zeroed counters, each task is the next one of its
    queue, its waits of this step (``e == 0``) hold, and the writers (in this step) of every tagged element it reads have run.
    Waits on the step before hold trivially: every step can be run like this, one after the other;
-3. **clocks**: the table satisfies the local rule below, which implies that it is a valid must-order (proofs/MustOrder.v, Periodic.v);
+3. **clocks**: the table satisfies the local rule below, which makes it a valid must-order (proofs/MustOrder.v, Periodic.v);
 4. **conflicts**: every two conflicting accesses of plain buffers on overlapping physical bytes by tasks of different queues,
    within a step and over any two steps below ``steps``, are ordered by the clocks.
 
