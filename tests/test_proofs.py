@@ -120,10 +120,11 @@ def test_the_proved_checker_agrees_with_ours(proved: Any) -> None:
     result = proved.compare(300, seed=5, batch=100)
     assert result["n"] == 300
     assert result["differ"] == []
-    assert min(result[k] for k in ("original", "corrupted", "holds", "does_not_hold")) >= 30
+    assert min(result[k] for k in (*proved.KINDS, "holds", "does_not_hold", "periodic", "written_out")) >= 20
 
 
 def test_the_committed_comparison_is_of_ten_thousand_and_without_difference() -> None:
     result = json.loads((PROOFS / "agreement.json").read_text())
-    assert result["n"] == result["original"] + result["corrupted"] == result["holds"] + result["does_not_hold"] == 10_000
+    assert result["n"] == result["holds"] + result["does_not_hold"] == 10_000
+    assert result["n"] == result["original"] + result["corrupted"] + result["weaker_tables"]
     assert result["differ"] == []

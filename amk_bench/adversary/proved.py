@@ -4,13 +4,15 @@ A case is one line of integers: the tables, with every byte range written out fo
 variables, then the certificate.  ``proofs/extract/main.ml`` reads it.  The writing out is ordinary code and trusted; the judgement
 on what is written out is a theorem.
 
-``python -m amk_bench.adversary.proved --n 10000 --out FILE.json`` compares the two on n certificates, right and corrupted ones,
+``python -m amk_bench.adversary.proved --n 10000 --out FILE.json`` compares the two on n certificates, right and wrong ones,
 and exits 1 where they differ (``make proof`` builds the program).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import dataclasses
 import itertools
 import json
 import random
@@ -24,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from amk_bench.adversary.certificates import corrupt
+from amk_bench.adversary.net import Json, Rng
 from amk_bench.adversary.run import CLASSES, schedule_json
 from amk_core.schedule import Certificate, Schedule, check_certificate, validate
 from amk_core.schedule.ir import DTYPE_BITS, MAYBE, PREV_EPOCH, WRITE
-from amk_core.schedule.tables import pack
+from amk_core.schedule.tables import pack, table_hash
 
 PROGRAM = Path(__file__).parents[2] / "proofs" / "extracted" / "checker"
 MAX_ASSIGNMENTS = 64  # values of the launch variables that are written out
@@ -35,6 +38,7 @@ MAX_STEPS = 32  # steps that are written out, where a range moves
 MAX_NUMBER = 4096  # thresholds and steps: the program counts in unary
 POOL = 1 << 45  # pools are laid out one after the other, this far apart
 CORRUPTIONS = 3  # of each certificate
+KINDS = ("original", "corrupted", "weaker_tables")
 
 Span = tuple[int, int]
 
@@ -203,12 +207,33 @@ def judge(lines: Sequence[str]) -> list[bool]:
     return [x == "1" for x in out]
 
 
+def weaken(rng: Rng, data: Json) -> Json | None:
+    """The schedule with one wait dropped, lowered or meant for the step before; None where nobody waits."""
+    s: Json = copy.deepcopy(data)
+    waits = [(t["waits"], k) for t in s["tasks"] for k in range(len(t["waits"]))]
+    if not waits:
+        return None
+    of, k = rng.choice(waits)
+    counter, t, e = (*of[k], 0)[:3]
+    if t > 1 and rng.random() < 0.4:
+        of[k] = [counter, t - 1, e]
+    elif e == 0 and s.get("steps", 1) > 1 and rng.random() < 0.4:
+        of[k] = [counter, t, -1]
+    else:
+        del of[k]
+    return s
+
+
 def certificates(seed: int, names: Sequence[str] | None = None) -> Iterator[tuple[str, Schedule, bytes, Certificate]]:
-    """(class/seed/index[/what was corrupted], schedule, tables, certificate) of accepted schedules, without end."""
+    """(class/seed/index[/what was changed], schedule, tables, certificate), without end.
+
+    Of each accepted schedule: its certificate, corrupted ones, and its own under tables with a wait less.
+    """
     names = list(names or CLASSES)
     for index in itertools.count():
         for name in names:
-            s = Schedule.from_json(schedule_json(name, seed, index))
+            data = schedule_json(name, seed, index)
+            s = Schedule.from_json(data)
             v = validate(s)
             if v.certificate is None:
                 continue
@@ -219,6 +244,11 @@ def certificates(seed: int, names: Sequence[str] | None = None) -> Iterator[tupl
                 what, changed = corrupt(rng, v.certificate)
                 if what != "hash":  # the program sees tables, not their hash
                     yield f"{where}/{what}.{k}", s, tables, changed
+            weaker = weaken(rng, data)
+            if weaker is not None:
+                s = Schedule.from_json(weaker)
+                tables = pack(s)
+                yield f"{where}/weaker", s, tables, dataclasses.replace(v.certificate, table_hash=table_hash(tables))
 
 
 def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -233,7 +263,8 @@ def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, nam
 
     def flush() -> None:
         for (where, _, native, slow), proved in zip(todo, judge([line for _, line, _, _ in todo]), strict=True):
-            counts["corrupted" if where.count("/") > 2 else "original"] += 1
+            kind = "weaker_tables" if where.endswith("/weaker") else "corrupted" if where.count("/") > 2 else "original"
+            counts[kind] += 1
             counts["holds" if proved else "does_not_hold"] += 1
             counts["python_stricter"] += slow is False and proved
             if native != proved or (slow and not proved):
@@ -241,7 +272,7 @@ def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, nam
         todo.clear()
 
     for where, s, tables, c in certificates(seed, names):
-        if sum(counts[k] for k in ("original", "corrupted")) + len(todo) >= n:
+        if sum(counts[k] for k in KINDS) + len(todo) >= n:
             break
         try:
             line = case(s, c)
@@ -255,7 +286,7 @@ def compare(n: int, seed: int = 0, *, batch: int = 500, python: bool = True, nam
             flush()
     if todo:
         flush()
-    return {"n": counts["original"] + counts["corrupted"], "seed": seed, **counts, "differ": differ}
+    return {"n": sum(counts[k] for k in KINDS), "seed": seed, **counts, "differ": differ}
 
 
 def main(argv: list[str] | None = None) -> int:
