@@ -5,8 +5,12 @@
 //   validate_clocks.cpp    must-order as vector clocks: periodic, or written out over some steps
 //   validate_affine.cpp    ranges that move with the step and with launch variables
 //   validate_geometry.cpp  rectangles of a group of aliasing buffers -> cells
+//   validate_overlap.cpp   overlap of rectangles of different buffers
 //   validate_scan.cpp      RACE, COVER, FLOW, PROXY cell by cell
-//   validate_rules.cpp     the same rules where ranges move; TAG, RO, STOP, output coverage, reach
+//   validate_moving.cpp    the same rules where ranges move
+//   validate_tags.cpp      TAG
+//   validate_outputs.cpp   what the host finds
+//   validate_rules.cpp     RO, STOP, reach, and the order of all rules
 //   validate.cpp           the order of things, the certificate and the Python binding
 #pragma once
 #include <array>
@@ -183,6 +187,26 @@ struct Shape {           // a concrete rectangle in elements of its buffer
 };
 // Cells of the given concrete rectangles (of one group); false: over budget.  outward: round to bytes.
 bool cells(const Model&, const std::vector<Shape>&, bool outward, std::vector<Cell>&);
+
+// ---- overlap
+inline constexpr i64 kTagSteps = 64;      // steps written out for rules that look at every one
+inline constexpr i64 kAliasValues = 256;  // assignments of the variables written out for moving ranges of different buffers
+std::pair<i64, i64> byte_bounds(const Model&, const Rect&);  // nibbles of the pool, rounded to bytes, over all steps and values
+void collect_variables(const Model&, const Rect&, std::vector<i64>& vars);
+i128 count_assignments(const Model&, const std::vector<i64>& vars);
+// f(values) for every assignment of some variables; false: too many, or f gave up.
+template <class F>
+bool assignments_of(const Model& m, const std::vector<i64>& vars, i64 most, F f) {
+  if (count_assignments(m, vars) > most) return false;
+  std::vector<i64> values(m.t.variables.size(), 0);
+  for (i64 v : vars) values[v] = m.t.variables[v].min;
+  while (true) {
+    if (!f(values)) return false;
+    size_t k = 0;
+    while (k < vars.size() && ++values[vars[k]] > m.t.variables[vars[k]].max) values[vars[k]] = m.t.variables[vars[k]].min, ++k;
+    if (k == vars.size()) return true;
+  }
+}
 
 // ---- rules
 struct Item {

@@ -1,0 +1,127 @@
+// TAG: values that carry their epoch.
+#include <algorithm>
+#include <numeric>
+
+#include "validate.hpp"
+
+namespace amk::validate {
+
+// A tag proves that one element arrived; the only order there is comes from counters.
+void Checker::tagged(const Group& g) {
+  std::vector<i32> rects;
+  bool variables = false, exact = true;
+  i64 period = 1;
+  for (i32 x : g.rects) {
+    const Rect& r = m.rects[x];
+    if (acc_of[x].empty()) continue;
+    if (!m.t.buffers[r.buffer].tagged) {
+      for (i32 y : g.rects)
+        if (m.t.buffers[m.rects[y].buffer].tagged && !acc_of[y].empty()) {
+          if (touch(r, m.rects[y], exact)) {
+            const auto where = byte_bounds(m, r);
+            data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second, !exact);
+            break;
+          }
+        }
+      continue;
+    }
+    for (i32 y : rects)
+      if (m.rects[y].buffer != r.buffer && touch(r, m.rects[y], exact)) {
+        const auto where = byte_bounds(m, r);
+        data(kTag, "alias", acc_of[x][0], 0, acc_of[y][0], 0, where.first, where.second, !exact);
+        break;
+      }
+    rects.push_back(x);
+    for (const Range* range : {&r.rows, &r.cols})
+      if (range->aff >= 0) {
+        const AffineRow& f = m.affine[range->aff];
+        variables |= f.var >= 0 || f.length_var >= 0;
+        i64 p = f.mod && !f.length_stride ? (f.stride ? f.mod / std::gcd(f.stride, f.mod) : 1) : m.steps;
+        period = p > m.steps || period > m.steps ? m.steps : std::lcm(period, p);
+      }
+  }
+  if (rects.empty()) return;
+  const i64 window = std::min<i64>(horizon, std::min<i64>(period, kTagSteps) * 2 + 1);
+  if (variables || (window < horizon && period > kTagSteps / 2)) {
+    const auto where = byte_bounds(m, m.rects[rects[0]]);
+    data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, where.first, where.second, true);
+    return;
+  }
+  const i64 span = clocks.unroll ? std::min(clocks.unroll, horizon) : window;
+  std::vector<Shape> shapes;
+  std::vector<std::pair<i32, i32>> what;
+  const std::vector<i64> none(m.t.variables.size(), 0);
+  for (i32 x : rects)
+    for (i64 s = 0; s < (m.rects[x].moves() ? span : 1); ++s) {
+      const auto r = range_at(m, m.rects[x].rows, s, none), c = range_at(m, m.rects[x].cols, s, none);
+      shapes.push_back({m.rects[x].buffer, r.first, r.second, c.first, c.second, i32(what.size())});
+      what.push_back({x, m.rects[x].moves() ? i32(s) : -1});
+    }
+  const i32 first_init = i32(what.size());
+  for (i32 x : g.init)
+    if (!m.rects[x].moves()) shapes.push_back({m.rects[x].buffer, m.rects[x].rows.a, m.rects[x].rows.b, m.rects[x].cols.a, m.rects[x].cols.b, first_init});
+  std::vector<Cell> parts;
+  if (!cells(m, shapes, false, parts)) {
+    data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, 0, 0, true);
+    return;
+  }
+  std::vector<Item> writers, readers;
+  // counter-only order in either direction of the replay: within a step the reader may stand behind the writer
+  auto before = [&](i32 a, i64 i, i32 b, i64 j) { return (i < j || (i == j && run.index[a] <= run.index[b])) && clocks.ordered(a, i, b, j); };
+  for (const Cell& cell : parts) {
+    writers.clear(), readers.clear();
+    const bool initial = cell.ids.back() == first_init;
+    for (i32 id : cell.ids) {
+      if (id == first_init) continue;
+      const auto [x, step] = what[id];
+      for (i32 a : acc_of[x])
+        for (i64 s = step < 0 ? 0 : step; s < (step < 0 ? span : step + 1); ++s) (m.acc[a].write() ? writers : readers).push_back({a, i32(s)});
+    }
+    const auto by_step = [](const Item& a, const Item& b) { return a.step < b.step; };
+    std::sort(writers.begin(), writers.end(), by_step);
+    bool broken = false;
+    std::vector<char> was_read(writers.size(), 0);
+    for (size_t k = 0; k < writers.size(); ++k) {
+      const Access& w = m.acc[writers[k].acc];
+      if (k && writers[k - 1].step == writers[k].step && m.acc[writers[k - 1].acc].task != w.task)
+        data(kTag, "two writers", writers[k].acc, writers[k].step, writers[k - 1].acc, writers[k].step, cell.lo, cell.hi), broken = true;
+      if (broken) break;
+    }
+    if (broken) continue;
+    for (const Item& r : readers) {
+      const Access& ra = m.acc[r.acc];
+      const i64 tag = r.step - ((ra.flags & kPrevEpoch) ? 1 : 0);
+      size_t next = 0;
+      while (next < writers.size() && writers[next].step <= tag) ++next;
+      const bool arrives = next > 0 && writers[next - 1].step == tag;
+      bool produced = false;
+      for (size_t k = next; k-- > 0 && writers[k].step == tag;) produced |= !m.acc[writers[k].acc].maybe();
+      if (!ra.maybe() && (tag < 0 ? !initial : !produced)) data(kCover, tag < 0 ? "read" : "tag", r.acc, r.step, -1, 0, cell.lo, cell.hi);
+      if (arrives) {
+        const Access& wa = m.acc[writers[next - 1].acc];
+        if (!ra.maybe())
+          for (size_t k = next; k-- > 0 && writers[k].step == tag;) was_read[k] = 1;
+        feeds(wa.task, ra.task);
+        if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer))
+          data(kFlow, "value", r.acc, r.step, writers[next - 1].acc, tag, cell.lo, cell.hi);
+      }
+      std::vector<i32> later;  // writers of this address that come after, each once: what follows on a queue is ordered by it
+      for (; next < writers.size(); ++next) {
+        const i32 w = m.acc[writers[next].acc].task;
+        if (std::find(later.begin(), later.end(), w) != later.end()) continue;
+        later.push_back(w);
+        if (!before(ra.task, r.step, w, writers[next].step))
+          data(kTag, "overwrite", r.acc, r.step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
+      }
+    }
+    for (size_t k = 0; k < writers.size(); ++k) {
+      size_t next = k + 1;
+      while (next < writers.size() && writers[next].step == writers[k].step) ++next;
+      if (!was_read[k] && next < writers.size() &&
+          !before(m.acc[writers[k].acc].task, writers[k].step, m.acc[writers[next].acc].task, writers[next].step))
+        data(kTag, "overwrite", writers[k].acc, writers[k].step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
+    }
+  }
+}
+
+}  // namespace amk::validate
