@@ -64,7 +64,9 @@ def test_an_axiom_is_noticed(tmp_path: Path, source: str, seen: str) -> None:
 def proved() -> Any:
     """The bridge to the extracted checker, built."""
     assert make(ROOT, "proof").returncode == 0
-    return importlib.import_module("amk_bench.adversary.proved")
+    module = importlib.import_module("amk_bench.adversary.proved")
+    module.PROGRAM = PROOFS / "extracted" / "checker"  # built in the source tree, also where amk_bench is installed
+    return module
 
 
 def certified(s: dict[str, Any]) -> tuple[Schedule, Certificate]:

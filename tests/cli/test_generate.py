@@ -130,7 +130,7 @@ def test_a_refused_request_prints_one_paragraph_and_no_text(
     assert "Traceback" not in err
 
 
-def test_ctrl_c_stops_between_two_tokens(smollm2: str) -> None:
+def test_ctrl_c_stops_between_two_tokens(smollm2: str, tmp_path: Path) -> None:
     """The signal arrives while the machine decodes: what is there stays, the process leaves with 130 and says so."""
     command = [
         sys.executable,
@@ -145,7 +145,7 @@ def test_ctrl_c_stops_between_two_tokens(smollm2: str) -> None:
     ]
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     sampled = ["--temperature", "2", "--top-k", "500"]  # does not meet a stop token soon
-    p = subprocess.Popen(command + sampled, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    p = subprocess.Popen(command + sampled, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path)
     try:
         assert p.stdout
         first = p.stdout.read(len("Count: one, two,") + 1)  # the prompt and something new

@@ -17,7 +17,7 @@ from amk_core.schedule.ir import ScheduleFormatError
 from amk_core.schedule.tables import TableError
 
 ROOT = Path(__file__).resolve().parents[2]
-# A child imports the amk under test, wherever it was started.
+# A child imports the amk under test; it starts in an empty folder, since "python -m" looks into the current one first.
 ENV = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
 Install = Callable[[Callable[[argparse.Namespace], int]], None]
 
@@ -138,32 +138,28 @@ def test_usage_errors_exit_2(argv: list[str], capsys: pytest.CaptureFixture[str]
     assert "usage: amk" in capsys.readouterr().err
 
 
-def amk(*argv: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "amk_core.cli", *argv]
-    return subprocess.run(command, capture_output=True, text=True, env=ENV, **kwargs)  # type: ignore[call-overload, no-any-return]
-
-
-def test_version() -> None:
+def test_version(tmp_path: Path) -> None:
     import tomllib
 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert amk("--version").stdout == f"amk {version}\n"
+    command = [sys.executable, "-m", "amk_core.cli", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, env=ENV, cwd=tmp_path).stdout == f"amk {version}\n"
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys, amk_core.cli as c\n"
         "try: c.main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_reader_that_goes_away_is_quiet(tmp_path: Path) -> None:
     lower = f"'{sys.executable}' -m amk_core.cli lower smollm2-135m"
     script = f"{lower} 2>{tmp_path}/err | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=ENV)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=ENV, cwd=tmp_path)
     assert done.stdout == "141\n"
     assert (tmp_path / "err").read_text() == ""

@@ -80,7 +80,9 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 def test_architecture_names_only_what_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    named = set(re.findall(r"`((?:amk_core|amk_bench|vm|kernels|suites|fleet|reports|proofs|docs|tests|\.ci)(?:/[\w.-]+)*/?)`", text))
+    named = set(
+        re.findall(r"`((?:amk_core|amk_bench|vm|kernels|suites|fleet|reports|proofs|docs|tests|\.ci)(?:/[\w.-]+)*/?)`", text)
+    )
     assert len(named) > 10
     in_the_wheel = {"amk_core/device", "amk_bench/data"}
     assert not [p for p in sorted(named - in_the_wheel) if not (ROOT / p).exists()]
