@@ -3,7 +3,8 @@
     Bodies are arbitrary sequential programs over a shared memory: they read an address, write an address, or are done, and what
     they do next depends on what they read.  The steps of all queues interleave freely, between a task's start and its end.
     If no two tasks with conflicting footprints can run at the same time, then all runs that come to an end do so after the same
-    number of steps and with the same memory, each task having read the same values, and every other run can be continued to that end. *)
+    number of steps and with the same memory, each task having read the same values, and every other run can be continued to that
+      end. *)
 
 From Coq Require Import Arith Lia List Bool.
 From AMK Require Import Sums Semantics MustOrder Exact Events Confluence.
@@ -51,7 +52,8 @@ Definition step (q : nat) (x : machine) : option machine :=
             then Some (Machine (done x) (set (busy x) q (Some (entry q (done x q)))) (mem x) (seen x)) else None
   | Some l =>
       match act l with
-      | Read a k => Some (Machine (done x) (set (busy x) q (Some (k (mem x a)))) (mem x) (set (seen x) q ((a, mem x a) :: seen x q)))
+      | Read a k => Some (Machine (done x) (set (busy x) q (Some (k (mem x a)))) (mem x) (set (seen x) q ((a, mem x a) :: seen x
+        q)))
       | Write a v l' => Some (Machine (done x) (set (busy x) q (Some l')) (put (mem x) a v) (seen x))
       | Done => Some (Machine (advance (done x) q) (set (busy x) q None) (mem x) (seen x))
       end
@@ -81,7 +83,8 @@ Proof.
     + destruct (Nat.eqb z q); auto.
   - destruct (enabled_dec P (done x) q) as [E|]; [|discriminate]. injection St as <-.
     destruct (enabled_dec P (done y) q) as [E'|N].
-    + eexists; split; [reflexivity|]. split; [|split; [|split]]; simpl; auto. intro z. unfold set. rewrite A. destruct (Nat.eqb z q); auto.
+    + eexists; split; [reflexivity|]. split; [|split; [|split]]; simpl; auto. intro z. unfold set. rewrite A.
+      destruct (Nat.eqb z q); auto.
     + exfalso. apply N. apply enabled_mono with (s := done x); auto. intro z. rewrite A. auto.
 Qed.
 
@@ -153,9 +156,11 @@ Proof.
   { intros s q0 r0 N0 E. apply enabled_mono with (s := s); auto; [apply below_advance|now rewrite advance_other by auto]. }
   assert (NC := no_conflict x q r). pose proof (proj2 G) as V.
   unfold step in Sq, Sr. unfold step.
-  destruct (busy x q) as [lq|] eqn:Bq; [pose proof (conforms _ _ _ (V q lq Bq)) as Fq; destruct (act lq) as [aq kq|aq vq nq|] eqn:Aq|
+  destruct (busy x q) as [lq|] eqn:Bq; [pose proof (conforms _ _ _ (V q lq Bq)) as Fq;
+    destruct (act lq) as [aq kq|aq vq nq|] eqn:Aq|
     destruct (enabled_dec P (done x) q) as [Eq|]; [|discriminate]];
-  (destruct (busy x r) as [lr|] eqn:Br; [pose proof (conforms _ _ _ (V r lr Br)) as Fr; destruct (act lr) as [ar kr|ar vr nr|] eqn:Ar|
+  (destruct (busy x r) as [lr|] eqn:Br; [pose proof (conforms _ _ _ (V r lr Br)) as Fr;
+    destruct (act lr) as [ar kr|ar vr nr|] eqn:Ar|
     destruct (enabled_dec P (done x) r) as [Er|]; [|discriminate]]);
   injection Sq as <-; injection Sr as <-; simpl;
   rewrite ?(set_other _ _ q _ r N'), ?(set_other _ _ r _ q N), ?Bq, ?Br, ?Aq, ?Ar;
@@ -178,14 +183,16 @@ Notation final := (Confluence.final machine step).
 Theorem every_run_reaches_the_end : forall n z, run n initial z -> final z ->
   forall m y, run m initial y -> m <= n /\ run (n - m) y z.
 Proof.
-  exact (Confluence.every_run_reaches_the_end machine same step good same_sym same_trans step_same good_step diamond initial good_initial).
+  exact (Confluence.every_run_reaches_the_end machine same step good same_sym same_trans step_same good_step diamond initial
+    good_initial).
 Qed.
 
 Theorem deterministic : forall n m y z, run n initial y -> final y -> run m initial z -> final z ->
   n = m /\ (forall a, mem y a = mem z a) /\ (forall q, seen y q = seen z q).
 Proof.
   intros n m y z Ry Fy Rz Fz.
-  destruct (Confluence.ends_alike machine same step good same_sym same_trans step_same good_step diamond initial good_initial n m y z Ry Fy Rz Fz)
+  destruct (Confluence.ends_alike machine same step good same_sym same_trans step_same good_step diamond initial good_initial n m
+    y z Ry Fy Rz Fz)
     as (E & _ & _ & M & R). auto.
 Qed.
 End Determinism.

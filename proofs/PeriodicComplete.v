@@ -109,7 +109,8 @@ Proof.
   - unfold later, start. apply Nat.ltb_lt in Hq. rewrite Hq. lia.
   - exists (Z.of_nat (s r)). split.
     + exists O, 1%nat, s. split; [|split; [|split]]; auto; lia.
-    + pose proof (Bs r) as H. unfold later, start in H. assert (Hr' := Hr). apply Nat.ltb_lt in Hr'. rewrite Hr' in H. unfold Periodic.lz. lia.
+    + pose proof (Bs r) as H. unfold later, start in H. assert (Hr' := Hr). apply Nat.ltb_lt in Hr'. rewrite Hr' in H.
+      unfold Periodic.lz. lia.
 Qed.
 
 Lemma exact_entry_nn : forall q j r, (q < Q)%nat -> (j < L q)%nat -> (r < Q)%nat -> ~ ~ exists o, exact_entry q j r o.
@@ -269,12 +270,14 @@ Proof. intros f g H. apply zsum_le. intros p Hp. apply zsum_le. intros k Hk. aut
 
 Lemma over_tasks_add : forall f g, over_tasks B (fun p k => f p k + g p k) = over_tasks B f + over_tasks B g.
 Proof.
-  intros f g. unfold over_tasks. rewrite <- zsum_add. apply Z.le_antisymm; apply zsum_le; intros p _; rewrite zsum_add; apply Z.le_refl.
+  intros f g. unfold over_tasks. rewrite <- zsum_add.
+    apply Z.le_antisymm; apply zsum_le; intros p _; rewrite zsum_add; apply Z.le_refl.
 Qed.
 
 Lemma over_tasks_scale : forall a f, over_tasks B (fun p k => a * f p k) = a * over_tasks B f.
 Proof.
-  intros a f. unfold over_tasks. rewrite <- zsum_scale. apply Z.le_antisymm; apply zsum_le; intros p _; rewrite zsum_scale; apply Z.le_refl.
+  intros a f. unfold over_tasks. rewrite <- zsum_scale.
+    apply Z.le_antisymm; apply zsum_le; intros p _; rewrite zsum_scale; apply Z.le_refl.
 Qed.
 
 Lemma zsum_nonneg_at : forall n f k, (forall i, (i < n)%nat -> 0 <= f i) -> (k < n)%nat -> f k <= zsum n f.
@@ -313,7 +316,8 @@ Proof.
     set (fixed := over_tasks B (fun p k => weight p k c * reached 0 p k r x)).
     set (need := shift_of e * ztotal B c + Z.of_nat t - fixed).
     exists (Z.abs need). intros m Hm.
-    assert (Step : over_tasks B (fun p k => weight p k c * reached 0 p k r x + weight p k c * (reached m p k r x - reached 0 p k r x))
+    assert (Step : over_tasks B (fun p k => weight p k c * reached 0 p k r x + weight p k c * (reached m p k r x - reached 0 p k r
+      x))
                    <= over_tasks B (fun p k => weight p k c * reached m p k r x)).
     { apply over_tasks_le. intros. nia. }
     rewrite over_tasks_add in Step. fold fixed in Step.
@@ -412,7 +416,8 @@ Proof.
       { unfold ztotal. rewrite <- over_tasks_scale, <- over_tasks_add. apply over_tasks_le. intros p k Hp Hk.
         pose proof (All p k Hp Hk) as A.
         assert (Z.of_nat i + reached m p k r x <= Z.of_nat (times B p (J p) k)).
-        { apply times_at_least; auto. replace (Z.of_nat i + reached m p k r x - 1) with (Z.of_nat i + (reached m p k r x - 1)) by lia. auto. }
+        { apply times_at_least; auto. replace (Z.of_nat i + reached m p k r x - 1) with (Z.of_nat i + (reached m p k r x - 1)) by
+          lia. auto. }
         assert (0 <= weight p k c) by (unfold Periodic.weight; lia). nia. }
       rewrite <- Cnt in Sum. rewrite ztotal_total in *. unfold threshold, shift_of in *. destruct e; nia.
     + destruct (passed _ J RJ q (i * L q + j)%nat) as (s & Rs & Es & Hs & Bs); [lia|].

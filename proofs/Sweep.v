@@ -167,7 +167,8 @@ Proof.
   simpl. rewrite Wy. unfold push. simpl. rewrite Wy. apply IH. intros. apply H. now right.
 Qed.
 
-Lemma rounds_without_writes : forall n l, (forall x, In x l -> is_write x = false) -> forall x, In x (rounds n l) -> is_write x = false.
+Lemma rounds_without_writes : forall n l, (forall x, In x l -> is_write x = false) -> forall x, In x (rounds n l) ->
+  is_write x = false.
 Proof.
   induction n as [|n IH]; intros l H x I; [destruct I|]. simpl in I. apply in_app_iff in I. destruct I as [I|I]; auto.
   apply (IH (map later l)); auto. intros y Iy. apply in_map_iff in Iy. destruct Iy as (z & <- & Iz). rewrite later_write. auto.

@@ -51,7 +51,8 @@ Inductive treach : state -> (nat -> bool) -> memory -> Prop :=
     treach (advance s q) (set busy q false) m.
 
 Lemma treach_ereach : forall s busy m, treach s busy m -> ereach P s busy.
-Proof. induction 1; auto; [constructor|now apply ereach_eq with (s := s) (busy := busy)|now apply ereach_begin|now apply ereach_end]. Qed.
+Proof. induction 1; auto; [constructor|now apply ereach_eq with (s := s) (busy := busy)|now apply ereach_begin|now apply
+  ereach_end]. Qed.
 
 (** *** The invariant *)
 Definition ended (s : state) (q i : nat) := i < s q.
@@ -200,7 +201,8 @@ Hypothesis same_len : forall q, len P' q = len P q.
 Hypothesis reads_wait : forall s q, enabled P' s q ->
   enabled P s q /\ forall a g, tagged_read q (s q) a g -> ended s (wq a g) (wi a g).
 
-Lemma first_beyond : forall u, reach P' u -> forall s, below u s \/ exists r q, reach P' r /\ below r s /\ enabled P' r q /\ r q = s q.
+Lemma first_beyond : forall u, reach P' u ->
+  forall s, below u s \/ exists r q, reach P' r /\ below r s /\ enabled P' r q /\ r q = s q.
 Proof.
   induction 1 as [|u w R IH E|u q R IH En]; intro s.
   - left. intro q. unfold start. lia.

@@ -84,12 +84,14 @@ Definition step (q : nat) (x : machine) : option machine :=
             then Some (Machine (done x) (set (busy x) q (Some (entry q (done x q)))) (mem x) (tags x) (log x)) else None
   | Some l =>
       match act l with
-      | Read a k => Some (Machine (done x) (set (busy x) q (Some (k (mem x a)))) (mem x) (tags x) (set (log x) q (mem x a :: log x q)))
+      | Read a k => Some (Machine (done x) (set (busy x) q (Some (k (mem x a)))) (mem x) (tags x) (set (log x) q (mem x a :: log x
+        q)))
       | Write a v l' => Some (Machine (done x) (set (busy x) q (Some l')) (put addr_dec (mem x) a v) (tags x) (log x))
       | Poll e g k =>
           if listed (polls q (done x q)) e g then
             match polled (tags x) e g with
-            | Some v => Some (Machine (done x) (set (busy x) q (Some (k v))) (mem x) (see_in (tags x) q (done x q) e v) (set (log x) q (v :: log x q)))
+            | Some v => Some (Machine (done x) (set (busy x) q (Some (k v))) (mem x) (see_in (tags x) q (done x q) e v) (set (log
+              x) q (v :: log x q)))
             | None => None
             end
           else None
@@ -178,7 +180,8 @@ Proof.
     assert (Same : forall n, (forall z, running x z = is_some (set (busy x) q (Some n) z))).
     { intros n z. unfold set, running. destruct (Nat.eqb z q) eqn:E; auto. apply Nat.eqb_eq in E. subst. now rewrite Bq. }
     assert (Vis : forall n, visits q (done x q) n -> forall z l0, set (busy x) q (Some n) z = Some l0 -> visits z (done x z) l0).
-    { intros n Vn z l0. unfold set. destruct (Nat.eqb z q) eqn:E; auto. apply Nat.eqb_eq in E. subst. intro Eq. now injection Eq as <-. }
+    { intros n Vn z l0. unfold set. destruct (Nat.eqb z q) eqn:E; auto. apply Nat.eqb_eq in E. subst. intro Eq.
+      now injection Eq as <-. }
     destruct (act l) as [a k|a v l'|e g k|e g v l'|] eqn:Act.
     + injection St as <-. split; simpl.
       * eapply t_eq; [apply R| | | | |]; auto. intro z. apply Same.
@@ -240,7 +243,8 @@ Proof.
   split; [now apply (treach_ereach P elem val wq wi tagged_read _ _ (tags x))|]. unfold running. now rewrite A, B.
 Qed.
 
-(** Two queues never store the same element at the same time: of two uses, the earlier is stored before the later one's writer runs. *)
+(** Two queues never store the same element at the same time: of two uses, the earlier is stored before the later one's writer
+  runs. *)
 Lemma no_two_stores : forall x q r lq lr e g h, good x -> q <> r -> busy x q = Some lq -> busy x r = Some lr ->
   In (e, g) (stores q (done x q)) -> In (e, h) (stores r (done x r)) ->
   stored _ _ (tags x) e g = None -> stored _ _ (tags x) e h = None -> False.
@@ -265,7 +269,8 @@ Proof.
   assert (Rr : running x r = true) by (unfold running; now rewrite Br).
   destruct (one_writer _ _ _ _ Sr) as (Wr & Ir).
   assert (Sg : stored _ _ (tags x) e g = Some v).
-  { unfold polled in Po. destruct (cell _ _ (tags x) e) as [c|]; [|discriminate]. destruct (Nat.eqb c g) eqn:Ec; [auto|discriminate]. }
+  { unfold polled in Po. destruct (cell _ _ (tags x) e) as [c|]; [|discriminate].
+    destruct (Nat.eqb c g) eqn:Ec; [auto|discriminate]. }
   destruct (lt_eq_lt_dec g h) as [[Lt| ->]|Gt]; [|congruence|].
   - destruct (writer_running P elem val wq wi tagged_read rule _ _ _ R I r e h Rr (conj Wr Ir) g Lt) as (_ & Ended).
     pose proof (Ended q (done x q) Pq) as En. unfold ended in En. lia.
@@ -319,13 +324,15 @@ Proof.
   unfold step in Sq, Sr. unfold step.
   destruct (busy x q) as [lq|] eqn:Bq;
     [pose proof (conforms _ _ _ (V q lq Bq)) as Fq; destruct (act lq) as [aq kq|aq vq nq|eq gq kq|eq gq vq nq|] eqn:Aq;
-      [| |destruct (listed (polls q (done x q)) eq gq) eqn:Lq; [destruct (polled (tags x) eq gq) as [pq|] eqn:Pq|]; try discriminate Sq
+      [| |destruct (listed (polls q (done x q)) eq gq) eqn:Lq; [destruct (polled (tags x) eq gq) as [pq|] eqn:Pq|];
+        try discriminate Sq
        |destruct (listed (stores q (done x q)) eq gq) eqn:Lq; [destruct (stored _ _ (tags x) eq gq) eqn:Fsq|]; try discriminate Sq
        |destruct (may_end q (done x q) (tags x)) eqn:Mq; try discriminate Sq]
     |destruct (enabled_dec P (done x) q) as [Eq|]; [|discriminate Sq]];
   (destruct (busy x r) as [lr|] eqn:Br;
     [pose proof (conforms _ _ _ (V r lr Br)) as Fr; destruct (act lr) as [ar kr|ar vr nr|er gr kr|er gr vr nr|] eqn:Ar;
-      [| |destruct (listed (polls r (done x r)) er gr) eqn:Lr; [destruct (polled (tags x) er gr) as [pr|] eqn:Pr|]; try discriminate Sr
+      [| |destruct (listed (polls r (done x r)) er gr) eqn:Lr; [destruct (polled (tags x) er gr) as [pr|] eqn:Pr|];
+        try discriminate Sr
        |destruct (listed (stores r (done x r)) er gr) eqn:Lr; [destruct (stored _ _ (tags x) er gr) eqn:Fsr|]; try discriminate Sr
        |destruct (may_end r (done x r) (tags x)) eqn:Mr; try discriminate Sr]
     |destruct (enabled_dec P (done x) r) as [Er|]; [|discriminate Sr]]);
@@ -371,7 +378,8 @@ Notation final := (Confluence.final machine step).
 Theorem tagged_every_run_reaches_the_end : forall n z, run n initial z -> final z ->
   forall m y, run m initial y -> m <= n /\ run (n - m) y z.
 Proof.
-  exact (Confluence.every_run_reaches_the_end machine same step good same_sym same_trans step_same good_step diamond initial good_initial).
+  exact (Confluence.every_run_reaches_the_end machine same step good same_sym same_trans step_same good_step diamond initial
+    good_initial).
 Qed.
 
 Theorem tagged_deterministic : forall n m y z, run n initial y -> final y -> run m initial z -> final z ->
@@ -379,7 +387,8 @@ Theorem tagged_deterministic : forall n m y z, run n initial y -> final y -> run
   (forall q, log y q = log z q).
 Proof.
   intros n m y z Ry Fy Rz Fz.
-  destruct (Confluence.ends_alike machine same step good same_sym same_trans step_same good_step diamond initial good_initial n m y z Ry Fy Rz Fz)
+  destruct (Confluence.ends_alike machine same step good same_sym same_trans step_same good_step diamond initial good_initial n m
+    y z Ry Fy Rz Fz)
     as (E & _ & _ & M & (_ & S & _) & R). auto.
 Qed.
 End Tagged.
