@@ -1,0 +1,175 @@
+"""How a program is compiled for a card: the model's dimensions as constants, and what shared memory is used for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from amk_core.schedule import ops
+from amk_core.schedule.ir import Kind, Schedule
+
+EXACT_WARPS, FAST_WARPS = 16, 8  # warps that execute tasks; in fast mode K is split over them, so they belong to the plan
+ATTN_BLOCK = 128
+UNIT_BYTES, UNIT_K = 512, 32
+STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
+MAX_FAST_ROWS = 64
+SAMPLER_BYTES = 16384
+
+
+class ProgramError(ValueError):
+    """The tables ask for something that the device VM does not run; the message names the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """What is a compile-time constant of a build."""
+
+    exact: bool
+    rows: int
+    chunk: int
+    hidden: int
+    inter: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    fused_combine: bool
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @staticmethod
+    def of(s: Schedule) -> Dims:
+        """Read from the parameters of the tasks; they must all agree.
+
+        Raises:
+            ProgramError: an op is missing, opaque tasks, or tasks of different models in one schedule.
+        """
+        c = s.columns
+        if (c.task_op == 0).any():
+            raise ProgramError(f"task {int(np.flatnonzero(c.task_op == 0)[0])} is opaque; a VM runs real ops only")
+        seen: dict[str, set[int]] = {n: set() for n in ("m", "chunk", "hidden", "n_heads", "n_kv", "head_dim", "vocab")}
+        inter: set[int] = set()
+        for spec in ops.SPECS[1:]:
+            ids, p = ops.params_of(c.task_op, c.par_off, c.par, spec)
+            if not len(ids):
+                continue
+            for name in seen:
+                if name in p:
+                    seen[name] |= {int(x) for x in np.unique(p[name])}
+            if spec.name == "down_proj":
+                inter |= {int(x) for x in np.unique(p["k"])}
+        inter = inter or {UNIT_K}  # a prefill of one layer has no MLP
+        for name, values in {**seen, "intermediate size": inter}.items():
+            if len(values) != 1:
+                raise ProgramError(f"the tasks name {sorted(values) or 'no'} {name}; a device program has exactly one")
+        one = {name: values.pop() for name, values in seen.items()}
+        fused = bool((c.task_op == ops.CODES["o_proj_combine"]).any())
+        if fused and (c.task_op == ops.CODES["o_proj"]).any():
+            raise ProgramError("some output projections merge attention partials and some do not; a device program has one kind")
+        k = next((b for b in s.buffers if b.kind is Kind.KV), None)
+        if k is None or k.dtype not in ("f32", "bf16"):
+            raise ProgramError(f"keys are stored as {k.dtype if k else 'nothing'}, required is f32 (exact) or bf16 (fast)")
+        return Dims(k.dtype == "f32", one["m"], one["chunk"], one["hidden"], inter.pop(), one["n_heads"], one["n_kv"],
+                    one["head_dim"], one["vocab"], fused)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How a program is compiled for an architecture.
+
+    Attributes:
+        defines: macros.
+        shared_bytes: dynamic shared memory of a CTA.
+        threads: threads of a CTA.
+    """
+
+    defines: Mapping[str, int]
+    shared_bytes: int
+    threads: int
+
+
+def units_of(k: Any) -> Any:
+    """Units of 32 values in a row of K."""
+    return (k + 31) // 32
+
+
+def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int] | None = None) -> Build:
+    """Choose what shared memory is used for.
+
+    Args:
+        arch: ``sm_80`` ...
+        smem_bytes: shared memory a block may opt in to.
+        flight: slots of weights under way while the ring is empty, and while something waits in it; default by architecture.
+
+    Raises:
+        ProgramError: the model does not fit the kernels or the card.
+    """
+    budget = smem_bytes - STATIC_BYTES
+    d = dims
+    warps = EXACT_WARPS if d.exact else FAST_WARPS
+    defines = {
+        "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
+        "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
+        "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
+    }  # fmt: skip
+    if d.hidden % 2 or d.head_dim % 2:
+        raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")
+    if d.exact:
+        row = -(-max(d.hidden, d.inter, d.q_size) // 32) * 32 * 4 + 1024
+        work = min(max(4 * row, SAMPLER_BYTES), budget // 1024 * 1024)
+        if row > work:
+            raise ProgramError(f"a row of {row} bytes does not fit {work} bytes of shared memory on {arch}")
+        defines |= {"AMK_SLOTS": 1, "AMK_SLOT_UNITS": 16, "AMK_FLIGHT_HIGH": 1, "AMK_FLIGHT_LOW": 1}
+        return Build({**defines, "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0}, work, warps * 32)
+    if d.rows > MAX_FAST_ROWS:
+        raise ProgramError(
+            f"{d.rows} rows a step (batch x chunk), the fast device path takes at most {MAX_FAST_ROWS}; use a smaller chunk"
+        )
+    if d.head_dim % 32:
+        raise ProgramError(f"head dimension {d.head_dim}, the fast device path takes multiples of 32; use mode='exact'")
+
+    def per_warp(k: int) -> int:
+        return (int(units_of(k)) + warps - 1) // warps  # units of K
+
+    def staged(k: int) -> int:
+        return d.rows * warps * per_warp(k) * 64
+
+    cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
+    fixed = 2 * 16 * 8 * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
+    stage = max([staged(k) for k in (d.hidden, d.q_size, d.inter) if staged(k) <= cap], default=0)
+    if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
+        stage = staged(d.q_size)
+        if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:
+            raise ProgramError(
+                f"{d.rows} rows of merged attention do not fit {arch}; lower with fuse_combine=False, or take fewer rows a step"
+            )
+    per_lane = -(-per_warp(d.hidden) // 4)  # 16-byte loads a lane needs for the norm weights
+    tables = per_lane * warps * 32 * 16 + 512  # norm weights and angles, fetched before the waits
+    hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
+    attention = (ATTN_BLOCK * (d.head_dim + 8) + 32 * (d.head_dim + 8) + 32 * (ATTN_BLOCK + 8)) * 2 + 16 * (ATTN_BLOCK + 4) * 4
+    work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
+    for units in (64, 32, 16):
+        slots = min((budget - work) // (units * UNIT_BYTES), 8 * 64 // units)
+        if slots >= 4 or (units == 16 and slots >= 2):
+            break
+    else:
+        raise ProgramError(
+            f"{arch} has {smem_bytes} bytes of shared memory a block; the fast path needs {work + 2 * 16 * UNIT_BYTES}"
+        )
+    per = max(1, 64 // units)  # slots that make 32 KiB
+    if flight is None:
+        flight = (2 * per, per) if arch in ("sm_90", "sm_90a") else (slots, slots)
+    defines |= {
+        "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": min(flight[0], slots),
+        "AMK_FLIGHT_LOW": min(flight[1], slots), "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
+    }  # fmt: skip
+    return Build(defines, work + slots * units * UNIT_BYTES, (warps + 1) * 32)

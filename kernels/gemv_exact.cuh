@@ -1,0 +1,113 @@
+// Matrix times activations in the order of docs/numerics.md: 32 lanes, slices of 1024 values, the tree over the lanes, slice sums
+// ascending.  One warp computes two neighbouring rows for up to kTokens activation rows at a time; activations stand in shared
+// memory, weights (float, row-major, K padded to the lanes) are read straight from the tape.
+#pragma once
+#include "combine.cuh"
+#include "common.cuh"
+#include "finish.cuh"
+
+namespace amk {
+
+constexpr int kTokens = kRows < 4 ? kRows : 4;
+
+template <int K>
+__host__ __device__ constexpr int exact_tokens() {  // activation rows that fit the work area together
+  constexpr int fit = (kWorkBytes - 1024) / (up(K, kLanes) * 4);
+  return fit < kTokens ? fit : kTokens;
+}
+
+// Fills x[t][up(K, 32)] for rows r0 + t.  `square_sums` is scratch of one float a slice.
+template <int K>
+struct ExactPlain {
+  const float* x;
+  __device__ __forceinline__ void fill(const Context c, float* to, int r, float*) const {
+    for (int i = c.thread; i < up(K, kLanes); i += kThreads) to[i] = i < K ? load_shared_f32(x + int64_t(r) * K + i) : 0.0f;
+  }
+};
+
+template <int K>
+struct ExactNorm {
+  const float *h, *weight;
+  float eps;
+  __device__ __forceinline__ void fill(const Context c, float* to, int r, float* sums) const {
+    constexpr int kp = up(K, kLanes), kSlices = (kp + kSlice - 1) / kSlice;
+    for (int i = c.thread; i < kp; i += kThreads) to[i] = i < K ? load_shared_f32(h + int64_t(r) * K + i) : 0.0f;
+    sync_tasks();
+    for (int s = c.warp; s < kSlices; s += kWarps) {
+      float acc = 0.0f;
+      for (int i = s * kSlice + c.lane; i < kp && i < (s + 1) * kSlice; i += kLanes) acc = fma_f32(to[i], to[i], acc);
+      acc = tree_sum(acc);
+      if (c.lane == 0) sums[s] = acc;
+    }
+    sync_tasks();
+    float ss = sums[0];
+    for (int s = 1; s < kSlices; ++s) ss = ss + sums[s];
+    const float inv = 1.0f / sqrt_f32(ss / float(K) + eps);
+    for (int i = c.thread; i < K; i += kThreads) to[i] = weight[i] * (to[i] * inv);
+    sync_tasks();
+  }
+};
+
+struct ExactCombine {
+  Partials partials;
+  int pos_var;
+  __device__ __forceinline__ void fill(const Context c, float* to, int r, float*) const {
+    const bool on = c.active(pos_var, r);
+    const int n = on ? c.position(pos_var, r) / kBlock + 1 : 0;
+    for (int i = c.thread; i < up(kQSize, kLanes); i += kThreads)
+      to[i] = on && i < kQSize ? merge_exact(partials, partials.row(r, i / kHeadDim), n, i % kHeadDim) : 0.0f;
+  }
+};
+
+template <int K, class Source>
+__device__ __forceinline__ void gemv_exact(const Context c, const Source& source, const Finish& finish) {
+  constexpr int kp = up(K, kLanes), T = exact_tokens<K>();
+  static_assert(T >= 1, "one activation row does not fit the work area");
+  float* sums = reinterpret_cast<float*>(c.work());
+  float* x = sums + 256;
+  const float* weights = reinterpret_cast<const float*>(shared.task[c.turn].weight);
+  const int rows = finish.n;
+  for (int r0 = 0; r0 < kRows; r0 += T) {
+    const int tokens = kRows - r0 < T ? kRows - r0 : T;
+    for (int t = 0; t < T; ++t) {
+      if (t < tokens)
+        source.fill(c, x + t * kp, r0 + t, sums);
+      else
+        for (int i = c.thread; i < kp; i += kThreads) x[t * kp + i] = 0.0f;
+    }
+    sync_tasks();
+    for (int pair = c.warp; 2 * pair < rows; pair += kWarps) {
+      const float* w0 = weights + int64_t(2 * pair) * kp;
+      const float* w1 = 2 * pair + 1 < rows ? w0 + kp : w0;
+      float y[2][T];
+      for (int k0 = 0; k0 < kp; k0 += kSlice) {
+        const int n = kp - k0 < kSlice ? kp - k0 : kSlice;
+        float acc[2][T];
+#pragma unroll
+        for (int t = 0; t < T; ++t) acc[0][t] = acc[1][t] = 0.0f;
+#pragma unroll 8
+        for (int i = c.lane; i < n; i += kLanes) {
+          const float a = __ldcs(w0 + k0 + i), b = __ldcs(w1 + k0 + i);
+#pragma unroll
+          for (int t = 0; t < T; ++t) {
+            const float v = x[t * kp + k0 + i];
+            acc[0][t] = fma_f32(a, v, acc[0][t]);
+            acc[1][t] = fma_f32(b, v, acc[1][t]);
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+          const float s0 = tree_sum(acc[0][t]), s1 = tree_sum(acc[1][t]);
+          y[0][t] = k0 == 0 ? s0 : y[0][t] + s0;
+          y[1][t] = k0 == 0 ? s1 : y[1][t] + s1;
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < T; ++t)
+        if (c.lane == t && t < tokens) finish.apply(c, 2 * pair, r0 + t, y[0][t], y[1][t], finish.prefetch(c, 2 * pair, r0 + t));
+    }
+    sync_tasks();
+  }
+}
+
+}  // namespace amk

@@ -1,0 +1,365 @@
+// Matrix times activations with bf16 weights from the ring and tensor cores: y[r][j] = scale(r) * sum_k W[j][k] * bf16(x[r][k]).
+//
+// The tape holds a tile as [row group of 8][unit]; a unit is 8 rows x 32 values of K, 512 bytes, lane (g = lane / 4, t = lane % 4)
+// owning the 8 values W[g][8t .. 8t+8) of it.  Unit u of K belongs to warp u % kWarps; a unit is two mma.m16n8k16 with the
+// activations as the 16-row operand, so up to 16 activation rows cost the same weight bytes.  A slot of the ring holds whole row
+// groups, or a piece of one.
+//
+// Order of the sum, the same for every tiling, queue, batch and chunk: per warp, ascending units, even and odd halves of a unit
+// apart; then the two halves; then the warps in groups of four, and the groups by halves.  The number of warps belongs to the plan.
+//
+// One instance of the code serves all matrices of one K: the whole step has to stay in the instruction caches.
+#pragma once
+#include "common.cuh"
+#include "finish.cuh"
+#include "ring.cuh"
+
+namespace amk {
+
+constexpr int kRowTiles = (kRows + 15) / 16;  // row tiles of the activations
+constexpr int kTileRows = kRows > 8 ? 16 : (kRows > 4 ? 8 : (kRows > 2 ? 4 : kRows));     // rows kept of a tile
+constexpr int kFlushGroups = kTileRows >= 16 ? 1 : 16 / kTileRows;  // row groups between two reductions
+constexpr int kRedFloats = kFlushGroups * kTileRows * 8 * kWarps;   // one of the two reduction buffers
+constexpr int kParts = kWarps / 4;  // lanes that add up one output, four warps' sums each
+static_assert(kWarps == 4 || kWarps == 8 || kWarps == 16, "the reduction adds groups of four warps");
+constexpr int kItems = kThreads / kParts;  // outputs that are finished at a time
+constexpr int kMaxRows = 64;
+static_assert(kExact || kRows <= kMaxRows, "fast mode takes at most 64 rows a step");
+
+template <int K>
+struct Slices {
+  static constexpr int kUnits = (K + 31) / 32;
+  static constexpr int kPerWarp = (kUnits + kWarps - 1) / kWarps;
+  static constexpr int kLoads = (kPerWarp + 3) / 4;  // one 4-float load a lane covers four units
+  static constexpr int kSlotGroups = kUnits <= kSlotUnits ? kSlotUnits / kUnits : 1;  // whole row groups of a slot
+  static constexpr int kPieces = (kUnits + kSlotUnits - 1) / kSlotUnits;              // slots of a row group
+  static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : kSlotUnits / kWarps;   // units of a warp in a piece
+  static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64;
+  static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
+};
+static_assert(kExact || kSlotUnits % kWarps == 0, "a slot gives every warp equally many units");
+
+// Four values of a row, zeros beyond K.
+template <int K>
+__device__ __forceinline__ float4 load_row4(const float* row, int k) {
+  if constexpr (K % 4 == 0) {
+    return k < K ? load_shared_f32x4(row + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  } else {
+    return make_float4(k < K ? load_shared_f32(row + k) : 0.0f, k + 1 < K ? load_shared_f32(row + k + 1) : 0.0f,
+                       k + 2 < K ? load_shared_f32(row + k + 2) : 0.0f, k + 3 < K ? load_shared_f32(row + k + 3) : 0.0f);
+  }
+}
+template <int K>
+__device__ __forceinline__ float4 load_table4(const float* row, int k) {  // read-only
+  if constexpr (K % 4 == 0) {
+    return k < K ? load_table_x4(row + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  } else {
+    return make_float4(k < K ? load_table(row + k) : 0.0f, k + 1 < K ? load_table(row + k + 1) : 0.0f, k + 2 < K ? load_table(row + k + 2) : 0.0f,
+                       k + 3 < K ? load_table(row + k + 3) : 0.0f);
+  }
+}
+__device__ __forceinline__ float4 times(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+
+// What a task of the Hidden matrices reads from tables goes to shared memory before its waits, since tables never change: the
+// norm weights, each warp its own units, and the angles of the first pairs that a thread will finish.
+struct Prologue {
+  static constexpr int kLoads = Slices<kHidden>::kLoads, kAngles = 64;
+  static_assert(kExact || kItems == 2 * kAngles, "one pair of angles for every pair of outputs of the first round");
+  static constexpr int kNormBytes = kLoads * kThreads * 16, kBytes = kNormBytes + kAngles * 8;
+  static __device__ __forceinline__ float4* norm(const Context c, int i);  // of this lane, for its i-th load
+  static __device__ __forceinline__ float2* angle(int item);
+
+  static __device__ __forceinline__ void fetch(const Context c) {
+    const int op = c.op();
+    if (op != kQkv && op != kGateUp && op != kLmHead) return;
+    static_assert(int(qkv::norm_w) == int(gate_up::norm_w) && int(qkv::norm_w) == int(lm_head::norm_w), "one place for all");
+    if constexpr (kHidden % 4 == 0) {
+      const float* weight = c.at<const float>(qkv::norm_w);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int k = (c.warp + kWarps * (4 * i + c.lane / 8)) * 32 + c.lane % 8 * 4;
+        if (k < kHidden) copy_16(norm(c, i), weight + k);  // never one address by many lanes: L2 serves them one by one
+      }
+    }
+    if (op == kQkv && c.thread % (2 * kParts) == 0) {
+      const int item = c.thread / kParts, local = item / (kTileRows * 8) * 8 + (item & 7), r = item / 8 % kTileRows;
+      const int row = c.p(qkv::row0) + local, pos = c.p(qkv::pos_var);
+      if (row < c.p(qkv::row1) && row < kQSize + kKvSize && r < kRows && c.active(pos, r)) {
+        const int64_t at = int64_t(c.position(pos, r)) * (kHeadDim / 2) + row % kHeadDim / 2;
+        copy_4(&angle(item)->x, c.at<const float>(qkv::cos) + at);
+        copy_4(&angle(item)->y, c.at<const float>(qkv::sin) + at);
+      }
+    }
+  }
+  static __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+ private:
+  static __device__ __forceinline__ void copy_16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  }
+  static __device__ __forceinline__ void copy_4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  }
+};
+
+// Shared memory of one product: two reduction buffers, sums of squares, the prologue's tables or staged activations.
+struct FastWork {
+  static __device__ __forceinline__ float* red(int parity) { return reinterpret_cast<float*>(dynamic_shared) + parity * kRedFloats; }
+  static __device__ __forceinline__ float* squares() { return red(2); }  // [kRows][kWarps]
+  static __device__ __forceinline__ uint8_t* staged() { return reinterpret_cast<uint8_t*>(squares() + kRows * kWarps); }
+  // Behind the staged activations of the Hidden matrices.
+  static __device__ __forceinline__ uint8_t* tables() { return dynamic_shared + kWorkBytes - Prologue::kBytes; }
+  __host__ __device__ static constexpr int bytes(int staged) { return (2 * kRedFloats + kRows * kWarps) * 4 + staged; }
+};
+static_assert(kExact || FastWork::bytes(AMK_STAGE_BYTES) <= kWorkBytes, "the work area is too small for the staged activations");
+static_assert(kExact || FastWork::bytes(Slices<kHidden>::kStaged ? Slices<kHidden>::kStagedBytes : 0) + Prologue::kBytes <= kWorkBytes,
+              "the work area is too small for the tables of the Hidden matrices");
+__device__ __forceinline__ float4* Prologue::norm(const Context c, int i) {
+  return reinterpret_cast<float4*>(FastWork::tables()) + i * kThreads + c.thread;
+}
+__device__ __forceinline__ float2* Prologue::angle(int item) {
+  return reinterpret_cast<float2*>(FastWork::tables() + kNormBytes) + item / 2;
+}
+
+// Where activations come from: rows of a buffer, rows to be normalised, or attention partials (combine.cuh).
+template <int K>
+struct PlainSource {
+  static constexpr bool kNormed = false, kHalves = false;  // kHalves: a lane's four values are 0, 1, 16, 17 from k on
+  const float* x;
+  static constexpr float eps = 0.0f;
+  __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<K>(x + int64_t(r) * K, k); }
+  __device__ __forceinline__ float4 weight(const Context, int, int) const { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
+};
+
+// RMS normalisation: the weight is applied to the activations, the factor 1 / rms at the end, so nothing waits for the sum of
+// squares.
+struct NormSource {
+  static constexpr bool kNormed = true, kHalves = false;
+  const float *h, *table;
+  float eps;
+  __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<kHidden>(h + int64_t(r) * kHidden, k); }
+  __device__ __forceinline__ float4 weight(const Context c, int i, int k) const {
+    if (kHidden % 4 == 0 && i >= 0) return *Prologue::norm(c, i);
+    return load_table4<kHidden>(table, k);
+  }
+};
+
+__device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                         uint32_t b1) {
+  asm volatile(  // 16x8x16 tensor-core product, fp32 accumulation
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The activations of a lane's fragment: 8 values each of rows g and g + 8 of a row tile, at the warp's j-th unit.
+template <int K, class Source>
+__device__ __forceinline__ void load_fragment(const Context c, const Source& source, const uint8_t* staged, int j, int tile,
+                                              uint4& low, uint4& high) {
+  const int g = c.lane >> 2, t = c.lane & 3, r0 = tile * 16 + g, r1 = r0 + 8;
+  low = high = make_uint4(0, 0, 0, 0);
+  if constexpr (Slices<K>::kStaged) {
+    const uint8_t* unit = staged + j * (kRows * 64) + t * 16;
+    if (r0 < kRows) low = *reinterpret_cast<const uint4*>(unit + r0 * 64);
+    if (kRows > 8 && r1 < kRows) high = *reinterpret_cast<const uint4*>(unit + r1 * 64);
+  } else {
+    const int k = (c.warp + kWarps * j) * 32 + t * 8;
+    static_assert(!Source::kHalves || Slices<K>::kStaged, "merged partials are staged: use separate combine tasks for so many rows");
+    auto eight = [&](int r) {
+      const float4 a = times(source.load(c, r, k), source.weight(c, -1, k)), b = times(source.load(c, r, k + 4), source.weight(c, -1, k + 4));
+      return make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
+    };
+    if (r0 < kRows) low = eight(r0);
+    if (kRows > 8 && r1 < kRows) high = eight(r1);
+  }
+}
+
+// The weights of one piece of a row group in registers, and the way through the tile: the next piece is always on its way while
+// the tensor cores work, and a slot is released as soon as its last piece has been read.
+template <int K>
+struct WeightStream {
+  using S = Slices<K>;
+  uint4 w[S::kPieceLoads];
+  RingCursor cursor;
+  const uint8_t* slot = nullptr;
+  int in_slot = 0, left;  // row groups (one piece: pieces) of the slot already read; pieces of the tile not read yet
+
+  __device__ __forceinline__ explicit WeightStream(int groups) : left(groups * S::kPieces) {}
+
+  // `kFirst`: nothing has been read yet and there is something; every register is written, or it would be live between tasks.
+  template <bool kFirst = false>
+  __device__ __forceinline__ void next(const Context c, int piece) {
+    if (!kFirst && left == 0) return;
+    if (in_slot == 0) slot = cursor.wait();
+    const uint8_t* from = slot + in_slot * (S::kUnits * kUnitBytes) + c.warp * kUnitBytes + c.lane * 16;
+#pragma unroll
+    for (int i = 0; i < S::kPieceLoads; ++i) {
+      const bool whole = S::kPieces == 1 ? S::kUnits % kWarps == 0 : S::kUnits % kSlotUnits == 0;
+      if (kFirst && !whole) w[i] = make_uint4(0, 0, 0, 0);
+      if (whole || piece * kSlotUnits + c.warp + kWarps * i < S::kUnits)
+        w[i] = *reinterpret_cast<const uint4*>(from + i * (kWarps * kUnitBytes));
+    }
+    --left;
+    if (++in_slot == S::kSlotGroups || left == 0) {
+      cursor.release(c.warp, c.lane);
+      in_slot = 0;
+    }
+  }
+};
+
+template <int K, class Source>
+__device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
+  using S = Slices<K>;
+  const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
+  uint8_t* staged = FastWork::staged() + warp * (S::kPerWarp * kRows * 64);
+
+  // The first pair of outputs this thread will finish: its residual is on its way during the product.
+  constexpr int kItemRows = kTileRows * 8;  // (activation row, output row) pairs of a row group
+  const int item0 = c.thread / kParts;
+  const bool finisher = c.thread % (2 * kParts) == 0;  // the lane that finishes a pair of outputs
+  float2 pre = make_float2(1.0f, 0.0f);
+
+  WeightStream<K> stream(groups);
+  float squares = 0.0f;
+#pragma unroll 1
+  for (int r = 0; r < kRows; ++r) {
+    float4 v[S::kLoads];
+#pragma unroll
+    for (int i = 0; i < S::kLoads; ++i) {
+      const int u = warp + kWarps * (4 * i + lane / 8);
+      v[i] = source.load(c, r, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
+    }
+    if (r == 0) {
+      if (finish.kind == Finish::kResidual && finisher) {
+        const int local = item0 / kItemRows * 8 + (item0 & 7), row = item0 / 8 % kTileRows;
+        if (local < finish.n && row < kRows) pre = finish.prefetch(c, local, row);
+      }
+      stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
+      if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+    }
+    squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < S::kLoads; ++i) {
+      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+      if constexpr (Source::kNormed) {
+        squares = fma_f32(v[i].x, v[i].x, squares);
+        squares = fma_f32(v[i].y, v[i].y, squares);
+        squares = fma_f32(v[i].z, v[i].z, squares);
+        squares = fma_f32(v[i].w, v[i].w, squares);
+      }
+      if (S::kStaged && u < S::kUnits) {
+        float4 x = v[i];
+        if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
+        const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
+        uint8_t* unit = staged + (j * kRows + r) * 64;
+        if constexpr (Source::kHalves) {
+          reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
+        } else {
+          reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
+        }
+      }
+    }
+    if (Source::kNormed && kRows > 1) {  // with one row the sum over the lanes follows the first products
+      squares = tree_sum(squares);
+      if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
+    }
+  }
+  __syncwarp();
+  if (Source::kNormed && finish.kind == Finish::kRotate && finisher) pre = *Prologue::angle(item0);
+
+  constexpr bool kHeld = S::kPieces == 1 && kRowTiles == 1 && S::kStaged;  // activations stay in registers
+  uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K>(c, source, staged, j, 0, held_low[j], held_high[j]);
+  }
+
+  int parity = 0;
+#pragma unroll 1
+  for (int g0 = 0; g0 < groups; g0 += kFlushGroups) {
+    const int g1 = g0 + kFlushGroups < groups ? g0 + kFlushGroups : groups;
+    float acc[kRowTiles][2][4];
+#pragma unroll 1
+    for (int group = g0; group < g1; ++group) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) acc[m][i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+      for (int piece = 0; piece < S::kPieces; ++piece) {
+#pragma unroll
+        for (int i = 0; i < S::kPieceLoads; ++i) {
+          if (piece * kSlotUnits + warp + kWarps * i >= S::kUnits) break;
+          const uint4 w = stream.w[i];
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            uint4 x, y;
+            if constexpr (kHeld) {
+              x = held_low[i], y = held_high[i];
+            } else {
+              load_fragment<K>(c, source, staged, piece * (kSlotUnits / kWarps) + i, m, x, y);
+            }
+            mma_bf16(acc[m][0], x.x, y.x, x.y, y.y, w.x, w.y);
+            mma_bf16(acc[m][1], x.z, y.z, x.w, y.w, w.z, w.w);
+          }
+        }
+        stream.next(c, piece + 1 == S::kPieces ? 0 : piece + 1);
+      }
+      if constexpr (kRowTiles == 1) {  // lane (g, t): rows g and g + 8 of the activations, outputs 2t and 2t + 1
+        const int g = lane >> 2, t = lane & 3;
+        float* to = FastWork::red(parity) + (((group - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
+        if (g < kTileRows) to[0] = acc[0][0][0] + acc[0][1][0], to[kWarps] = acc[0][0][1] + acc[0][1][1];
+        if (kTileRows > 8) {
+          to += 8 * 8 * kWarps;
+          to[0] = acc[0][0][2] + acc[0][1][2], to[kWarps] = acc[0][0][3] + acc[0][1][3];
+        }
+      }
+    }
+    if (Source::kNormed && kRows == 1 && g0 == 0) {
+      squares = tree_sum(squares);
+      if (lane == 0) FastWork::squares()[warp] = squares;
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      if constexpr (kRowTiles > 1) {
+        const int g = lane >> 2, t = lane & 3;
+        float* to = FastWork::red(parity) + (g * 8 + 2 * t) * kWarps + warp;
+        to[0] = acc[m][0][0] + acc[m][1][0], to[kWarps] = acc[m][0][1] + acc[m][1][1];
+        to += 8 * 8 * kWarps;
+        to[0] = acc[m][0][2] + acc[m][1][2], to[kWarps] = acc[m][0][3] + acc[m][1][3];
+      }
+      sync_tasks();
+      // kParts lanes an output; a whole warp stays together for the shuffles.
+      const int items = (g1 - g0) * kItemRows;
+#pragma unroll 1
+      for (int q = item0; q < up(items, 32 / kParts); q += kItems) {
+        const int part = c.thread % kParts, local = (g0 + q / kItemRows) * 8 + (q & 7), r = m * 16 + q / 8 % kTileRows;
+        const bool there = q < items && local < finish.n && r < kRows;
+        float sum = 0.0f, mean = 0.0f;
+        if (q < items) {
+          const float4 f = *reinterpret_cast<const float4*>(FastWork::red(parity) + q * kWarps + part * 4);
+          sum = (f.x + f.y) + (f.z + f.w);
+          if (Source::kNormed && there) {
+            const float4 s = *reinterpret_cast<const float4*>(FastWork::squares() + r * kWarps + part * 4);
+            mean = (s.x + s.y) + (s.z + s.w);
+          }
+        }
+#pragma unroll
+        for (int off = 1; off < kParts; off <<= 1) {
+          sum = sum + __shfl_xor_sync(~0u, sum, off);
+          if constexpr (Source::kNormed) mean = mean + __shfl_xor_sync(~0u, mean, off);
+        }
+        if constexpr (Source::kNormed) sum = sum * rsqrt_fast(mean * (1.0f / float(K)) + source.eps);
+        const float other = __shfl_xor_sync(~0u, sum, kParts);
+        if (there && finisher) {
+          const bool first = m == 0 && g0 == 0 && q == item0;
+          finish.apply(c, local, r, sum, other, first ? pre : finish.prefetch(c, local, r));
+        }
+      }
+      parity ^= 1;
+    }
+  }
+  stream.cursor.keep(c.thread);
+}
+
+}  // namespace amk

@@ -1,0 +1,190 @@
+// The weight ring: one loader warp copies the queue's tape, tile by tile and ahead of all waits (weights are read-only), into
+// slots of shared memory; the task warps consume the slots in order.  A slot is refilled only after every task warp released it.
+//
+// Bytes in flight are capped apart from the depth of the ring: with the whole ring in flight every activation load queues behind
+// the weights.  While the ring is empty kInFlightHigh slots may be under way, as soon as one waits in it only kInFlightLow.
+//
+// sm_90 and later: one bulk copy a slot, completing on the slot's mbarrier.  Before: 16-byte cp.async by all lanes of the loader
+// warp, whose completion arrives on the same mbarrier.
+#pragma once
+#include <stdint.h>
+
+#include "common.cuh"
+#include "device.h"
+#include "protocol.h"
+
+namespace amk {
+
+constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kSlotBytes = kSlotUnits * kUnitBytes;
+constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightLow = AMK_FLIGHT_LOW;
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+struct Ring {
+  uint64_t bound_ns;           // longest wait
+  uint64_t full[kSlots], empty[kSlots];
+  volatile uint32_t eaten;     // slots that warp 0 has released
+  volatile uint32_t leave;     // set when the task warps stop: drain and exit
+  volatile uint32_t broken;    // a bounded wait on an mbarrier ran out: the launch is aborted at the next task boundary
+};
+__shared__ Ring ring;
+__device__ __forceinline__ uint8_t* ring_data() { return dynamic_shared + kWorkBytes; }  // kSlots * kSlotBytes
+
+__device__ __forceinline__ void barrier_init(uint64_t* b, uint32_t count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* b) {
+  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(shared_address(b)) : "memory");
+}
+__device__ __forceinline__ bool barrier_test(uint64_t* b, uint32_t parity) {
+  uint32_t ok;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(ok) : "r"(shared_address(b)), "r"(parity) : "memory");
+  return ok != 0;
+}
+// One attempt; from sm_90 on the hardware may suspend the thread for a while.
+__device__ __forceinline__ bool barrier_try(uint64_t* b, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t ok;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(ok) : "r"(shared_address(b)), "r"(parity) : "memory");
+  return ok != 0;
+#else
+  return barrier_test(b, parity);
+#endif
+}
+
+// The patient half of a bounded wait.  False when the bound ran out: the caller goes on with whatever is there, and the launch,
+// marked broken, ends at the next task boundary.
+__device__ __noinline__ bool barrier_wait_long(uint64_t* b, uint32_t parity) {
+  uint64_t start = 0;
+  for (uint32_t turn = 1;; ++turn) {
+    if (barrier_try(b, parity)) return true;
+    if (turn % 1024 == 0) {
+      if (ring.broken) return false;
+      const uint64_t now = now_ns();
+      if (start == 0) start = now;
+      if (now - start > ring.bound_ns) {
+        ring.broken = 1;
+        return false;
+      }
+    }
+  }
+}
+__device__ __forceinline__ bool barrier_wait(uint64_t* b, uint32_t parity) {
+#pragma unroll 1
+  for (int i = 0; i < 64; ++i)
+    if (barrier_try(b, parity)) return true;
+  return barrier_wait_long(b, parity);
+}
+
+__device__ __forceinline__ void ring_init(uint64_t bound_ns) {
+  ring.bound_ns = bound_ns, ring.eaten = 0, ring.leave = 0, ring.broken = 0;
+  for (int s = 0; s < kSlots; ++s) {
+#if __CUDA_ARCH__ >= 900
+    barrier_init(&ring.full[s], 1);
+#else
+    barrier_init(&ring.full[s], 32);
+#endif
+    barrier_init(&ring.empty[s], AMK_WARPS);
+  }
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // the initial state is visible to the copy engine
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Starts the copy of one slot.  The slot is free and its `full` barrier is in the phase that this copy completes.
+__device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_t bytes, int lane) {
+  uint8_t* to = ring_data() + slot * kSlotBytes;
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    const uint32_t b = shared_address(&ring.full[slot]);
+    constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // the weights of a step do not fit L2: do not displace activations
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
+    asm volatile(  // bulk copy global -> shared, completing on the barrier
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(b), "l"(kEvictFirst)
+        : "memory");
+  }
+#else
+  for (uint32_t i = lane * 16; i < bytes; i += 512)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&ring.full[slot])) : "memory");
+#endif
+}
+
+// The loader warp's whole life: all lanes take the same way, lane 0 decides.
+__device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
+  const TileRef* first = launch.tiles + launch.tile_off[blockIdx.x];
+  const int n = launch.tile_off[blockIdx.x + 1] - launch.tile_off[blockIdx.x];
+  int slot = 0, landing = 0;
+  uint32_t free_parity = 1, landing_parity = 0, issued = 0, landed = 0;
+  bool leave = false;
+  for (int step = 0; step < launch.steps && !leave && n > 0; ++step) {
+    for (int i = 0; i < n && !leave; ++i) {
+      const uint8_t* from = launch.tape + first[i].offset;
+      for (uint32_t left = first[i].units, block = first[i].block; left > 0 && !leave;) {
+        // A slot never reaches over the end of a block: whole row groups, or a piece of one.
+        uint32_t units = block < kSlotUnits ? block : kSlotUnits;
+        units = units < left ? units : left;
+        for (;;) {
+          while (landed != issued && barrier_test(&ring.full[landing], landing_parity)) {
+            ++landed;
+            if (++landing == kSlots) landing = 0, landing_parity ^= 1;
+          }
+          if (ring.leave || ring.broken) {
+            leave = true;
+            break;
+          }
+          const uint32_t flight = issued - landed, waiting = landed - ring.eaten;
+          // `eaten` may be read after a slot was released that had not been counted as landed: treat that as an empty ring
+          const uint32_t cap = int32_t(waiting) > 0 ? kInFlightLow : kInFlightHigh;
+          if (flight < cap && barrier_test(&ring.empty[slot], free_parity)) break;
+          __nanosleep(32);  // leave the issue slots to the task warps
+        }
+        leave = __any_sync(~0u, leave);
+        if (leave) break;
+        copy_slot(slot, from, units * kUnitBytes, lane);
+        ++issued;
+        if (++slot == kSlots) slot = 0, free_parity ^= 1;
+        from += units * kUnitBytes, left -= units, block -= units;
+        if (block == 0) block = first[i].block;
+      }
+    }
+  }
+  // No copy may be under way when the CTA's shared memory goes back.
+  while (landed != issued) {
+    if (!barrier_wait(&ring.full[landing], landing_parity)) break;
+    ++landed;
+    if (++landing == kSlots) landing = 0, landing_parity ^= 1;
+  }
+}
+
+// A task warp's place in the ring.  Every task warp passes every slot once, in order; between tasks the place stands in shared
+// memory, the same for all warps.
+struct RingCursor {
+  int slot;
+  uint32_t parity;
+
+  __device__ __forceinline__ RingCursor() : slot(shared.cursor.x), parity(uint32_t(shared.cursor.y)) {}
+  __device__ __forceinline__ const uint8_t* wait() const {
+    barrier_wait(&ring.full[slot], parity);
+    return ring_data() + slot * kSlotBytes;
+  }
+  __device__ __forceinline__ void release(int warp, int lane) {
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(&ring.empty[slot]);
+      if (warp == 0) ring.eaten = ring.eaten + 1;
+    }
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+  }
+  // Behind the last barrier inside the task, when every warp has read the old place.
+  __device__ __forceinline__ void keep(int thread) const {
+    if (thread == 0) shared.cursor = make_int2(slot, int(parity));
+  }
+};
+
+}  // namespace amk

@@ -1,0 +1,233 @@
+// The device VM: one cooperative launch, one CTA a queue, many steps.  Every CTA runs its queue in order: wait for counters,
+// dispatch on the op, execute, signal.  A loader warp streams the queue's weights ahead of all waits (fast mode).
+//
+// A GPU never hangs: every wait is bounded, polls the halt word, and a wait that runs out leaves a fault report that names the
+// task and the counter and makes all queues stop at their next task boundary.
+#include "common.cuh"
+#include "attention_exact.cuh"
+#include "attention_fast.cuh"
+#include "combine.cuh"
+#include "embed.cuh"
+#include "finish.cuh"
+#include "gemv_exact.cuh"
+#include "gemv_fast.cuh"
+#include "head.cuh"
+#include "protocol.h"
+#include "ring.cuh"
+#include "sample.cuh"
+#include "trace.cuh"
+
+namespace amk {
+
+constexpr int kLoaderWarps = kExact ? 0 : 1;
+__device__ __forceinline__ void report(const Launch& launch, const Fault& f) {
+  if (atomicCAS(reinterpret_cast<int*>(&launch.fault->kind), int(kNoFault), int(f.kind)) == int(kNoFault)) {
+    Fault* to = launch.fault;
+    to->task = f.task, to->op = f.op, to->queue = f.queue, to->position = f.position, to->counter = f.counter;
+    to->step = f.step, to->row = f.row, to->has = f.has, to->needs = f.needs;
+  }
+  atomicExch(launch.halt, 0u);
+}
+
+// All lanes of one warp: lane l polls wait l of the task, the last lane the halt word.  False when the launch stops before `step`.
+__device__ __forceinline__ bool wait_for(const Launch& launch, const DeviceTask& task, int step, int position, int lane) {
+  for (int from = 0; from < task.n_waits; from += 31) {
+    const int i = from + lane;
+    const bool mine = lane < 31 && i < task.n_waits;
+    WaitWord w{0, 0, 0};
+    if (mine) w = i < kInlineWaits ? task.waits[i] : launch.waits[task.more_waits + i - kInlineWaits];
+    const int64_t needs = int64_t(step) * w.per_step + w.base;
+    const uint32_t* address = mine ? launch.counters + int64_t(w.counter) * kCounterStride : launch.halt;
+    uint64_t start = 0;
+    for (uint32_t turn = 1;; ++turn) {
+      const uint32_t seen = load_acquire(address);
+      if (__all_sync(~0u, !mine || int64_t(seen) >= needs)) break;
+      if (__any_sync(~0u, !mine && seen <= uint32_t(step))) return false;
+      if (turn % 256 == 0) {
+        const uint64_t now = now_ns();
+        if (start == 0) start = now;
+        const bool late = __shfl_sync(~0u, now - start > launch.bound_ns, 0);
+        if (late) {
+          if (mine && int64_t(seen) < needs)
+            report(launch, Fault{kSpinTimeout, task.id, task.op, int32_t(blockIdx.x), position, w.counter, step, 0, int64_t(seen), needs});
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+__device__ __forceinline__ void signal_all(const Launch& launch, const DeviceTask& task) {
+  for (int i = 0; i < task.n_signals; ++i) {
+    const SignalWord s = i < kInlineSignals ? task.signals[i] : launch.signals[task.more_signals + i - kInlineSignals];
+    signal(launch.counters + int64_t(s.counter) * kCounterStride, uint32_t(s.amount));
+  }
+}
+
+// o_proj and down_proj: the same parameters in the same places.
+template <int K>
+__device__ __forceinline__ void run_project(const Context c) {
+  const float* x = c.at<const float>(o_proj::x);
+#if AMK_EXACT
+  gemv_exact<K>(c, ExactPlain<K>{x}, Finish::of(c));
+#else
+  gemv_fast<K>(c, PlainSource<K>{x}, Finish::of(c));
+#endif
+}
+
+// Runs one task; false when its data asks for something that does not exist (the fault has been reported).
+__device__ __forceinline__ bool execute(const Launch& launch, const Context c) {
+  switch (c.op()) {
+    case kEmbed: {
+      int row = 0, seen = 0;
+      if (run_embed(c, &row, &seen)) return true;
+      if (c.thread == 0)
+        report(launch, Fault{kTokenRange, shared.task[c.turn].id, c.op(), int32_t(blockIdx.x), shared.where[c.turn].y, 0, c.step(),
+                             row, seen, c.p(embed::vocab)});
+      return false;
+    }
+    case kQkv:
+    case kGateUp:
+    case kLmHead: {
+      // Their first parameters are h and norm_w, their last is eps.
+      const int eps = c.op() == kQkv ? int(qkv::eps) : (c.op() == kGateUp ? int(gate_up::eps) : int(lm_head::eps));
+      const float *h = c.at<const float>(qkv::h), *weight = c.at<const float>(qkv::norm_w);
+      const Finish finish = Finish::of(c);
+#if AMK_EXACT
+      gemv_exact<kHidden>(c, ExactNorm<kHidden>{h, weight, c.real(eps)}, finish);
+#else
+      gemv_fast<kHidden>(c, NormSource{h, weight, c.real(eps)}, finish);
+#endif
+      if (c.op() == kLmHead && c.p(lm_head::amax) >= 0) {
+        sync_tasks();
+        tile_argmax(c, finish.out);
+      }
+      return true;
+    }
+    case kAttn:
+#if AMK_EXACT
+      run_attn_exact(c);
+#else
+      run_attn_fast(c);
+#endif
+      return true;
+#if AMK_FUSED_COMBINE
+    case kOProjCombine: {
+      namespace a = o_proj_combine;
+      const Partials partials{c.at<const float>(a::part), c.p(a::splits), c.p(a::blocks)};
+#if AMK_EXACT
+      gemv_exact<kQSize>(c, ExactCombine{partials, c.p(a::pos_var)}, Finish::of(c));
+#else
+      gemv_fast<kQSize>(c, CombineSource{partials, c.p(a::pos_var)}, Finish::of(c));
+#endif
+      return true;
+    }
+#else
+    case kAttnCombine:
+      run_attn_combine(c);
+      return true;
+    case kOProj:
+      run_project<kQSize>(c);
+      return true;
+#endif
+    case kDownProj:
+      run_project<kInter>(c);
+      return true;
+    case kSample:
+      // Every queue's first task of the next step is ordered behind the sampler, so all of them see the same decision.
+      if (run_sample(c, launch.published) && c.thread == 0) atomicMin(launch.halt, uint32_t(c.step()) + 1);
+      return true;
+    default:
+      return true;  // refused by the host
+  }
+}
+
+// Between tasks nothing but `turn` and the thread's number is kept in registers: the bodies need them all.
+__device__ __forceinline__ void run_queue(const Launch& launch) {
+  Trace trace;
+#pragma unroll 1
+  for (int turn = 0;; turn ^= 1) {
+    const Context c = Context::here(turn);
+    const int warp = c.warp, lane = c.lane, thread = c.thread;
+    if (thread == 0) trace.at_fetch();
+#if !AMK_EXACT
+    Prologue::fetch(c);
+#endif
+    const bool waits = shared.task[turn].n_waits > 0 || shared.where[turn].y == 0;
+    if (waits) {  // else the last turn's barrier is enough
+      if (warp == 0) {
+        const int2 where = shared.where[turn];
+        bool go = wait_for(launch, shared.task[turn], where.x, where.y, lane);
+        // The stop flag of the step before is behind the first wait of this one: look again, now that the wait holds.
+        if (where.y == 0 && where.x > 0) go = go && load_acquire(launch.halt) > uint32_t(where.x);
+        if (lane == 0) shared.go = go && !ring.broken;
+      }
+      sync_tasks();
+      if (!shared.go) return;
+    }
+    if (thread == 0) trace.at_ready();
+    if (warp == 0) {  // the next task of the queue comes into shared memory while this one runs
+      __syncwarp();   // the first lane has read the last task's signals, whose place this is
+      const int2 where = shared.where[turn];
+      const int next = where.y + 1 == shared.n ? 0 : where.y + 1;
+      if (lane == 0) shared.where[turn ^ 1] = make_int2(where.x + (next == 0), next);
+      if (lane < 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&shared.task[turn ^ 1]) + lane * 16),
+                     "l"(reinterpret_cast<const uint8_t*>(launch.tasks + shared.base + next) + lane * 16) : "memory");
+    }
+    const bool ok = execute(launch, Context::here(turn));
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    const bool first = Context::here(turn).thread == 0;
+    if (first) trace.at_end();
+    sync_tasks();
+    if (!ok) return;
+    if (first) {
+      signal_all(launch, shared.task[turn]);
+      trace.store(launch, shared.where[turn].x, shared.base + shared.where[turn].y);
+    }
+    if (shared.where[turn ^ 1].x == launch.steps) return;
+  }
+}
+
+}  // namespace amk
+
+extern "C" __global__ void __launch_bounds__(amk::kThreads + 32 * amk::kLoaderWarps, 1) amk_run(const __grid_constant__ amk::Launch launch) {
+  using namespace amk;
+  const int thread = threadIdx.x, base = launch.queue_off[blockIdx.x], n = launch.queue_off[blockIdx.x + 1] - base;
+  if (n == 0) return;
+  if (thread == 0) {
+    ring_init(launch.bound_ns);
+    shared.where[0] = shared.cursor = make_int2(0, 0);
+    shared.base = base, shared.n = n;
+    Trace::anchor(launch, 0);
+  }
+  for (int i = thread; i < launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
+  if (thread < 32) reinterpret_cast<uint2*>(&shared.task[0])[thread] = __ldg(reinterpret_cast<const uint2*>(launch.tasks + base) + thread);
+  __syncthreads();
+  if (thread < kThreads) {
+    run_queue(launch);
+    if (thread == 0) {
+      ring.leave = 1;
+      Trace::anchor(launch, 1);
+    }
+  } else {
+    run_loader(launch, thread & 31);
+  }
+}
+
+// Row-major bf16 weights [rows][K] into the tape's fragment order, one block row a segment {row0, row1, tape offset}.
+extern "C" __global__ void amk_pack(const uint16_t* __restrict__ weights, int k, const long long* __restrict__ segments, uint8_t* tape) {
+  using namespace amk;
+  const long long row0 = segments[blockIdx.y * 3], row1 = segments[blockIdx.y * 3 + 1];
+  uint16_t* out = reinterpret_cast<uint16_t*>(tape + segments[blockIdx.y * 3 + 2]);
+  const int units = (k + 31) / 32, groups = int(row1 - row0 + 7) / 8;
+  for (int item = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; item < groups * units; item += gridDim.x * (blockDim.x / 32)) {
+    const int lane = threadIdx.x & 31, group = item / units, unit = item % units;
+    const long long row = row0 + group * 8 + lane / 4;
+    const int column = unit * 32 + lane % 4 * 8;
+    uint16_t v[8];
+    for (int i = 0; i < 8; ++i) v[i] = row < row1 && column + i < k ? weights[row * k + column + i] : uint16_t(0);
+    for (int i = 0; i < 8; ++i) out[(size_t(item) * 32 + lane) * 8 + i] = v[i];
+  }
+}
