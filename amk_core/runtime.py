@@ -26,6 +26,8 @@ from amk_core.targets import Target
 from amk_core.vm import LaunchAborted
 from amk_core.vm.cpu import CpuVM
 
+Backend = Literal["cpu", "cuda"]
+
 POLL_S = 0.05  # a streaming launch that finishes no step within this is looked at again
 DEFAULT_CONTEXT = 2048
 
@@ -77,7 +79,7 @@ class Program:
     schedule: Schedule
     verdict: Verdict
     geometry: Geometry
-    vm: CpuVM
+    vm: Any  # a CpuVM or a CudaVM
 
 
 @dataclass(slots=True)
@@ -96,10 +98,12 @@ class Model:
     config: ScheduleConfig
     perturb_seed: int | None = None  # random delays around every task, for tests of determinism
     spin_timeout_s: float = 60.0  # a wait longer than this is a fault, not a hang
+    backend: Backend = "cpu"
     stats: Stats = field(default_factory=Stats)
     _programs: dict[Purpose, Program] = field(default_factory=dict)
     _tape: Tape | None = None
     _kv: npt.NDArray[np.uint8] | None = None
+    _card: Any = None  # amk_core.vm.card.Card, what the programs share on a device
     _constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     _tokenizer: Any = None
 
@@ -115,7 +119,7 @@ class Model:
 
     @property
     def tape(self) -> Tape:
-        """The weight tape (built by the first program)."""
+        """The weight tape in this machine's memory (built by the first program of the CPU backend)."""
         self.program("decode")
         assert self._tape is not None
         return self._tape
@@ -147,6 +151,10 @@ class Model:
         verdict = validate(schedule)
         if not verdict.accepted or verdict.certificate is None:
             raise ScheduleRejected(purpose, verdict)
+        if self.backend == "cuda":
+            vm: Any = self._card.vm(self, schedule, verdict.certificate)
+            self._programs[purpose] = Program(schedule, verdict, geo, vm)
+            return self._programs[purpose]
         if self._tape is None:
             decode = self.geometry("decode")
             base = schedule if purpose == "decode" else lower(self.graph, self.config, self.target, decode, self.mode)
@@ -155,7 +163,7 @@ class Model:
         if self._kv is None or len(self._kv) < kv_bytes:
             if self._programs:
                 raise AssertionError("programs of one model share one KV pool: the first must need the most")
-            raw = np.zeros(max(kv_bytes, self._kv_bytes()) + 64, np.uint8)
+            raw = np.zeros(max(kv_bytes, self.kv_bytes()) + 64, np.uint8)
             self._kv = raw[-raw.ctypes.data % 64 :][: len(raw) - 64]
         vm = CpuVM(
             tables.pack(schedule),
@@ -163,19 +171,20 @@ class Model:
             task_weight=self._tape.layout.locate(schedule),
             tape=self._tape.data,
             tape_dtype=self._tape.layout.dtype,
-            bound={b.name: self._constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
+            bound={b.name: self.constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
             pools={"kv": self._kv},
         )
         self._programs[purpose] = Program(schedule, verdict, geo, vm)
         return self._programs[purpose]
 
-    def _kv_bytes(self) -> int:
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pool that all programs of this model share."""
         g, geo = self.graph, self.geometry("decode")
         row = g.n_kv_heads * g.head_dim * np.dtype(TAPE_DTYPES["f32" if self.mode == "exact" else "bf16"]).itemsize
         per_buffer = -(-geo.batch * geo.kv_rows * row // 256) * 256
         return 2 * g.n_layers * per_buffer
 
-    def _constant(self, name: str, dtype: str, rows: int) -> npt.NDArray[Any]:
+    def constant(self, name: str, dtype: str, rows: int) -> npt.NDArray[Any]:
         """A table buffer: embedding, norm weights, rotary tables (padded with zero rows behind the trained context)."""
         if name not in self._constants:
             if name.startswith("rope."):
@@ -203,7 +212,7 @@ class Model:
             with contextlib.suppress(LaunchAborted):
                 vm.wait()
             raise
-        done = vm.wait().steps
+        done: int = vm.wait().steps
         if seen is not None:
             seen(done)
         return done
@@ -447,31 +456,39 @@ def load(
     context: int | None = None,
     chunk: int = 16,
     config: ScheduleConfig | None = None,
-    backend: Literal["cpu"] = "cpu",
+    backend: Backend = "cpu",
 ) -> Model:
     """Open a checkpoint, lower it, prove the schedule safe and load it.
 
     Args:
         model: a known name (``amk model list``), a HuggingFace hub id, a directory, a .gguf file, or a live transformers model.
         mode: ``exact`` (fp32, the same bits everywhere) or ``fast`` (bf16 weights and KV).
-        queues: CPU threads; by default the cores this process may use.
+        queues: CPU threads, by default the cores this process may use; SMs of the card, by default all of them.
         batch: sequences decoded side by side, 1 to 16.
         context: positions a sequence may have (sizes the KV cache); by default 2048 or what the model was trained for.
         chunk: prompt tokens a step, 1 to 16.
         config: scheduling choices; they never change a bit of the result.
-        backend: ``cpu``.
+        backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
 
     Raises:
         ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.
         ValueError: an impossible size; the message says what is possible.
+        CudaError, CompileError: no card, driver or compiler for ``backend="cuda"``, or the model does not fit the card.
     """
-    if backend != "cpu":
-        raise RequestError(f"backend is {backend!r}; this version runs on 'cpu'")
+    if backend not in ("cpu", "cuda"):
+        raise RequestError(f"backend is {backend!r}; required is 'cpu' or 'cuda'")
     if mode not in ("exact", "fast"):
         raise RequestError(f"mode is {mode!r}; required is 'exact' or 'fast'")
+    card: Any = None
+    target = Target.cpu(queues)
+    if backend == "cuda":
+        from amk_core.vm.card import Card
+
+        card = Card()  # before the checkpoint is read: a machine without a card says so at once
+        target, chunk = card.target(queues), card.chunk(mode, batch, chunk)
     imported = open_model(model)
     if context is None:
         context = min(DEFAULT_CONTEXT, imported.graph.context)
-    loaded = Model(imported, mode, Target.cpu(queues), batch, chunk, context, config or ScheduleConfig())
+    loaded = Model(imported, mode, target, batch, chunk, context, config or ScheduleConfig(), backend=backend, _card=card)
     loaded.program("decode")
     return loaded

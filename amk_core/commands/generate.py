@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of the sampler (default: 0)")
     group = parser.add_argument_group("how to run")
     group.add_argument("--mode", choices=("exact", "fast"), default="exact", help="numeric plan (default: exact)")
-    group.add_argument("--backend", choices=("cpu",), default="cpu", help="the virtual machine (default: cpu)")
+    group.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="the virtual machine (default: cpu)")
     group.add_argument("--queues", type=options.natural, help="queues, one thread each (default: one a core)")
     group.add_argument("--context", type=options.natural, help="positions of the KV cache (default: the model's, at most 2048)")
     group.add_argument(

@@ -1,0 +1,292 @@
+"""Cases for the device VM that need no checkpoint: seeded random weights, the same on every machine, labelled so.
+
+A case is one program and its launches.  It runs on the CPU VM, on the card, and task by task in float64.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from amk_core.graph import ModelGraph, RopeSpec
+from amk_core.schedule import ops, tables
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
+from amk_core.schedule.pack import Tape, TapeLayout, logical_weight
+from amk_core.targets import Target
+from amk_core.vm.device_tape import DeviceTapeLayout
+
+Array = npt.NDArray[Any]
+
+
+def graph(
+    name: str, vocab: int, hidden: int, ffn: int, layers: int, heads: int, kv: int, head_dim: int, context: int = 2048
+) -> ModelGraph:  # fmt: skip
+    """A Llama-shaped graph with default rotation."""
+    rope = RopeSpec("default", 1e4, head_dim, context)
+    return ModelGraph(name, "llama", vocab, hidden, ffn, layers, heads, kv, head_dim, 1e-5, False, context, rope, head_dim**-0.5)
+
+
+GRAPHS: Mapping[str, ModelGraph] = {
+    g.name: g
+    for g in (
+        graph("odd", 515, 96, 168, 2, 6, 3, 16),
+        graph("small", 515, 192, 320, 2, 6, 2, 32),
+        graph("smol", 4096, 576, 1536, 3, 9, 3, 64),
+        graph("wide", 3000, 2048, 5632, 1, 32, 4, 64),
+        graph("big", 2048, 4096, 14336, 1, 32, 8, 128),
+    )
+}
+
+
+class RandomModel:
+    """Seeded weights by canonical name; the same values on every machine (uniform, exact arithmetic only)."""
+
+    def __init__(self, g: ModelGraph, seed: int, mode: Mode) -> None:
+        self.g, self.seed, self.mode = g, seed, mode
+
+    def draw(self, name: str, shape: tuple[int, ...], scale: float, shift: float = 0.0) -> npt.NDArray[np.float32]:
+        rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+        x = (rng.random(shape, np.float32) - np.float32(0.5)) * np.float32(scale) + np.float32(shift)
+        return x.astype(ml_dtypes.bfloat16).astype(np.float32) if self.mode == "fast" else x
+
+    def weight(self, name: str) -> npt.NDArray[np.float32]:
+        shape = self.g.weight_shapes()[name]
+        if len(shape) == 1:
+            return self.draw(name, shape, 0.5, 1.0)
+        return self.draw(name, shape, 2.0 if name == "embed" else float(np.float32(3.4641 / shape[1] ** 0.5)))
+
+    def logical(self, name: str) -> npt.NDArray[np.float32]:
+        return logical_weight(self.g, self.weight, name)
+
+    def bound(self, s: Schedule) -> dict[str, Array]:
+        """Tables by buffer name; angles without library functions, so that they are the same everywhere."""
+        out: dict[str, Array] = {}
+        for b in s.buffers:
+            if b.kind is not Kind.TABLE:
+                continue
+            if b.name.startswith("rope."):
+                # The point (1 - t^2, 2t) / (1 + t^2) of the unit circle: a rotation from exact arithmetic alone.
+                t = np.float64(0.37) * np.arange(b.rows)[:, None] % 2.0 - 1.0 + np.arange(b.cols)[None] / (4.0 * b.cols)
+                x = (1 - t * t) / (1 + t * t) if b.name == "rope.cos" else 2 * t / (1 + t * t)
+                out[b.name] = x.astype(np.float32)
+            elif b.name == "embed":
+                w = self.weight("embed")
+                out[b.name] = w.astype(ml_dtypes.bfloat16) if b.dtype == "bf16" else w
+            else:
+                out[b.name] = self.weight(b.name).reshape(1, -1)
+        return out
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program and its launches.  ``p0``: first positions; rows of the KV cache before them are random."""
+
+    name: str
+    model: str
+    mode: Mode
+    purpose: Purpose = "decode"
+    batch: int = 1
+    chunk: int = 1
+    context: int = 256
+    p0: tuple[int, ...] = (0,)
+    tokens: tuple[int, ...] = (8,)  # active tokens of each sequence
+    steps: int = 8
+    sampled: bool = False
+    variants: tuple[tuple[int, Mapping[str, Any]], ...] = ((132, {}),)  # (queues, ScheduleConfig) on the card
+
+    def schedule(self, queues: int, config: Mapping[str, Any], arch: str) -> Schedule:
+        target = Target.cpu(queues) if arch == "cpu" else Target(arch, arch, queues, 232_448)
+        geometry = Geometry(self.purpose, self.batch, self.chunk, self.context)
+        return lower(GRAPHS[self.model], ScheduleConfig(**config), target, geometry, self.mode)
+
+    def tiled(self, queues: int, config: Mapping[str, Any], arch: str) -> Schedule:
+        """The schedule whose tiles are all on the tape: prefill leaves out what no KV row needs."""
+        return (
+            replace(self, purpose="decode", chunk=1).schedule(queues, config, arch)
+            if self.purpose == "prefill"
+            else self.schedule(queues, config, arch)
+        )
+
+    def random_model(self) -> RandomModel:
+        return RandomModel(GRAPHS[self.model], 11, self.mode)
+
+    def fill(self, s: Schedule, put: Callable[[str], Array]) -> None:
+        """Inputs and KV rows before p0, through ``put(name)``: a writable array [rows, cols]."""
+        rng = np.random.default_rng(3)
+        g = GRAPHS[self.model]
+        kv_rows = int(s.meta["kv_rows"])
+        for i in range(g.n_layers):
+            for kind in "kv":
+                view = put(f"L{i}.{kind}")
+                for seq, p0 in enumerate(self.p0):
+                    x = (rng.random((p0, view.shape[1]), np.float32) - np.float32(0.5)) * np.float32(2.0)
+                    stored = x.astype(ml_dtypes.bfloat16).view(np.uint16) if self.mode == "fast" else x
+                    view[seq * kv_rows : seq * kv_rows + p0] = stored
+        if self.purpose == "decode":
+            put("token")[:, 0] = rng.integers(0, g.vocab_size, self.batch)
+            put("done")[:] = 0
+            if self.sampled:
+                control = put("control")
+                for seq in range(self.batch):
+                    control[seq, :5] = [
+                        np.float32(0.8).view(np.uint32),
+                        (0, 40, 1)[seq % 3],
+                        np.float32((0.9, 1.0)[seq % 2]).view(np.uint32),
+                        7 + seq,
+                        1,
+                    ]
+            put("stop_ids")[:] = -1
+        else:
+            prompt = put("prompt")
+            prompt[:] = -1
+            for seq in range(self.batch):
+                prompt[seq, : self.tokens[seq]] = rng.integers(0, g.vocab_size, self.tokens[seq])
+
+    @property
+    def variables(self) -> list[int]:
+        return [*self.p0, *self.tokens]
+
+    def results(self, s: Schedule, get: Callable[[str], Array]) -> dict[str, Array]:
+        """What is compared: tokens, logits, the written KV rows of the last layer."""
+        out: dict[str, Array] = {}
+        last = GRAPHS[self.model].n_layers - 1
+        for name in ("out", "logits"):
+            if any(b.name == name for b in s.buffers):
+                a = get(name)
+                if name == "out":
+                    a = a[: self.steps]
+                if name == "logits" and self.purpose == "logits":
+                    rows = [st * self.batch * self.chunk + seq * self.chunk + c
+                            for st in range(self.steps) for seq in range(self.batch) for c in range(self.chunk)
+                            if st * self.chunk + c < self.tokens[seq]]  # fmt: skip
+                    a = a[rows]
+                out[name] = np.array(a)
+        kv_rows = int(s.meta["kv_rows"])
+        for kind in "kv":
+            view = get(f"L{last}.{kind}")
+            starts = [q * kv_rows + p for q, p in enumerate(self.p0)]
+            written = [min(n, self.steps * self.chunk) for n in self.tokens]
+            out[kind] = np.concatenate([view[a : a + n] for a, n in zip(starts, written, strict=True)])
+        return out
+
+
+MANY: tuple[tuple[int, Mapping[str, Any]], ...] = (
+    (132, {}),
+    (7, {"tiles_per_queue": 3, "row_align": 2, "placement": "strided"}),
+    (66, {"fuse_combine": False, "fuse_argmax": False}),
+    (132, {"dependencies": "head", "attn_splits": 2, "tiles_per_queue": 2}),
+    (33, {"fuse_qkv": False, "placement": "blocked", "embed_tiles": 3}),
+)
+CASES: tuple[Case, ...] = (
+    Case("exact-odd", "odd", "exact", steps=20, tokens=(20,), variants=MANY),
+    Case("exact-odd-batch", "odd", "exact", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9, sampled=True, variants=MANY[:3]),
+    Case("exact-odd-logits", "odd", "exact", "logits", batch=2, chunk=5, p0=(0, 120), tokens=(13, 15), steps=3, variants=MANY[:3]),
+    Case("exact-odd-prefill", "odd", "exact", "prefill", batch=1, chunk=16, p0=(3,), tokens=(40,), steps=3),
+    Case("exact-smol", "smol", "exact", steps=6, tokens=(6,), p0=(250,), context=512),
+    Case("fast-small", "small", "fast", steps=20, tokens=(20,), variants=MANY),
+    Case("fast-small-long", "small", "fast", steps=4, tokens=(4,), p0=(700,), context=1024, variants=MANY),
+    Case("fast-small-batch", "small", "fast", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9, sampled=True, variants=MANY[:3]),
+    Case("fast-small-logits", "small", "fast", "logits", batch=2, chunk=5, p0=(0, 120), tokens=(13, 15), steps=3,
+         variants=MANY[:3]),
+    Case("fast-small-wide", "small", "fast", "logits", batch=3, chunk=16, p0=(0, 120, 7), tokens=(32, 20, 32), steps=2),
+    Case("fast-smol", "smol", "fast", steps=6, tokens=(6,), p0=(250,), context=512, variants=MANY[:3]),
+    Case("fast-wide", "wide", "fast", steps=3, tokens=(3,), p0=(600,), context=1024, variants=MANY[:2]),
+    Case("fast-wide-chunk", "wide", "fast", "logits", chunk=16, steps=2, tokens=(30,), p0=(600,), context=1024),
+    Case("fast-big-chunk", "big", "fast", "logits", chunk=16, steps=1, tokens=(13,), p0=(300,), context=512,
+         variants=((132, {}), (132, {"fuse_combine": False}))),
+    Case("fast-big", "big", "fast", steps=3, tokens=(3,), p0=(300,), context=512, variants=MANY[:2]),
+)  # fmt: skip
+
+
+def run_cpu(case: Case, queues: int = 2, config: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    """The case on the CPU VM."""
+    from amk_core.vm.cpu import CpuVM
+
+    s = case.schedule(queues, config or {}, "cpu")
+    m = case.random_model()
+    layout = TapeLayout.of(case.tiled(queues, config or {}, "cpu"))
+    tape = Tape.build(layout, m.logical)
+    vm = CpuVM.__new__(CpuVM)
+    vm._start(tables.pack(s), layout.locate(s), tape.data, layout.dtype, m.bound(s), {}, None)
+    case.fill(s, vm.buffer)
+    vm.launch(case.steps, case.variables)
+    vm.wait()
+    return case.results(s, vm.buffer)
+
+
+def run_reference(case: Case, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """The case in float64, task by task, without rounding activations (KV is stored as the case stores it)."""
+    from amk_core.vm import reference
+
+    s = case.schedule(1, {}, "cpu")
+    m = case.random_model()
+    bound = m.bound(s)
+    buffers: list[Array] = []
+    for b in s.buffers:
+        if b.kind is Kind.WEIGHT:
+            buffers.append(m.logical(b.name))
+        elif b.name in bound:
+            buffers.append(bound[b.name])
+        else:
+            dtype: Any = {"f32": np.float64, "bf16": ml_dtypes.bfloat16, "i32": np.int32, "b32": np.uint32}[b.dtype]
+            buffers.append(np.zeros((b.rows, b.cols), dtype))
+    index = {b.name: i for i, b in enumerate(s.buffers)}
+
+    def put(name: str) -> Array:
+        a = buffers[index[name]]
+        return a.view(np.uint16) if a.dtype == ml_dtypes.bfloat16 else a
+
+    case.fill(s, put)
+    c = s.columns
+    for step in range(case.steps):
+        for t in range(s.n_tasks):
+            spec = ops.BY_CODE[int(c.task_op[t])]
+            reference.run(spec.name, spec.decode(c.par[c.par_off[t] : c.par_off[t + 1]]), buffers, step, case.variables)
+        if out is not None and "out" in out:  # teacher forcing: tokens of the run under test, so that errors do not multiply
+            buffers[index["token"]][:, 0] = out["out"][step]
+    return case.results(s, lambda name: buffers[index[name]])
+
+
+def make_cuda(case: Case, s: Schedule, tiled: Schedule, device: Any, cache: Any) -> Any:
+    """The program of a case on the card, with its inputs, from a schedule that no validator has seen."""
+    from amk_core.vm.cuda import CudaVM
+
+    vm = CudaVM.__new__(CudaVM)
+    m = case.random_model()
+    if case.mode == "exact":
+        layout = TapeLayout.of(tiled)
+        tape, where = Tape.build(layout, m.logical).data, layout.locate(s)
+    else:
+        fragments = DeviceTapeLayout.of(tiled)
+        tape, where = fragments.build(m.logical), fragments.locate(s)
+    vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, False, cache)
+    case.fill(s, vm.buffer)
+    return vm
+
+
+def run_cuda(
+    case: Case, queues: int, config: Mapping[str, Any], device: Any, cache: Any = None, spin_timeout_s: float = 2.0
+) -> dict[str, Array]:  # fmt: skip
+    """The case on the card."""
+    s = case.schedule(queues, config, device.facts.arch)
+    vm = make_cuda(case, s, case.tiled(queues, config, device.facts.arch), device, cache)
+    vm.launch(case.steps, case.variables, poison=True, spin_timeout_s=spin_timeout_s)
+    vm.wait()
+    return case.results(s, vm.buffer)
+
+
+def bits(a: Array) -> bytes:
+    return np.ascontiguousarray(a).tobytes()
+
+
+def relative(a: Array, ref: Array) -> float:
+    x, y = a.astype(np.float64), ref.astype(np.float64)
+    return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-30))

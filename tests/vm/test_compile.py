@@ -1,0 +1,117 @@
+"""The device VM compiles for every architecture on a machine without a card, and its resources stay within stated limits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amk_core.graph import GRAPH_SHAPES
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Schedule
+from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
+from amk_core.targets import Target
+from amk_core.vm import nvrtc
+from amk_core.vm.plan import Dims, ProgramError, plan_build
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
+
+SPILL_LIMIT_BYTES = 64  # a spilled value is read through L1, which every acquire empties: none in the decode path
+REGISTER_LIMIT = 168  # 12 warps of 168 registers fill the register file of an SM
+MODEL = "smollm2-135m"
+
+
+def schedule(model: str = MODEL, mode: Mode = "fast", purpose: Purpose = "decode", batch: int = 1, chunk: int = 1) -> Schedule:
+    return lower(GRAPH_SHAPES[model], ScheduleConfig(), Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), mode)
+
+
+def smem(arch: str) -> int:
+    return next(t.smem_bytes for t in Target.profiles() if t.arch == arch)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubin")
+
+
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+def test_fast_compiles_for_every_architecture_without_spills(arch: str, cache: Path) -> None:
+    build = plan_build(Dims.of(schedule()), arch, smem(arch))
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
+    assert 0 < kernel.registers <= REGISTER_LIMIT
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_exact_compiles_without_spills(arch: str, cache: Path) -> None:
+    build = plan_build(Dims.of(schedule(mode="exact")), arch, smem(arch))
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+def test_the_cache_gives_the_same_bytes_and_any_macro_changes_the_key(cache: Path) -> None:
+    build = plan_build(Dims.of(schedule()), "sm_90", smem("sm_90"))
+    first, again = (nvrtc.build(build.defines, "sm_90", cache) for _ in range(2))
+    assert again.cached
+    assert (again.data, again.kernels) == (first.data, first.kernels)
+    assert first.data[:4] == b"\x7fELF"
+    with pytest.raises(nvrtc.CompileError, match=r"sm_90.*error"):
+        nvrtc.build({**build.defines, "AMK_WARPS": 5}, "sm_90", cache)
+
+
+def test_every_profile_has_a_plan_that_fits_and_keeps_at_least_two_slots() -> None:
+    for model in GRAPH_SHAPES:
+        for target in Target.profiles():
+            for purpose, batch, chunk in (("decode", 1, 1), ("decode", 16, 1), ("logits", 1, 16)):
+                s = lower(GRAPH_SHAPES[model], ScheduleConfig(fuse_combine=False), Target("few", "cpu", 4),
+                          Geometry(purpose, batch, chunk, 64), "fast")  # fmt: skip
+                build = plan_build(Dims.of(s), target.arch, target.smem_bytes)
+                assert build.shared_bytes <= target.smem_bytes - 1024, (model, target.name, purpose)
+                assert build.defines["AMK_SLOTS"] >= 2
+
+
+def test_what_does_not_fit_is_refused_with_what_to_do() -> None:
+    dims = Dims.of(schedule(batch=16, purpose="prefill", chunk=16))
+    with pytest.raises(ProgramError, match=r"256 rows a step .* at most 64; use a smaller chunk"):
+        plan_build(dims, "sm_90", smem("sm_90"))
+    with pytest.raises(ProgramError, match="fuse_combine=False"):
+        plan_build(Dims.of(schedule("llama-3.1-8b", purpose="prefill", chunk=16)), "sm_89", smem("sm_89"))
+
+
+def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(nvrtc.CompileError, match=r"pip install 'amk\[cuda13\]'"):
+        nvrtc.build({}, "sm_90")
+
+
+def test_the_assembler_report_is_read_kernel_by_kernel_with_its_functions() -> None:
+    log = (
+        "ptxas info    : Compiling entry function 'a' for 'sm_90a'\n"
+        "    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
+        "ptxas info    : Used 40 registers, used 1 barriers, 512 bytes smem\n"
+        "ptxas info    : Function properties for f\n"
+        "    0 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
+        "ptxas info    : Compiling entry function 'b' for 'sm_90a'\n"
+        "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 32 registers\n"
+    )
+    assert nvrtc.parse_report(log) == (
+        nvrtc.KernelReport("a", 40, 512, 16, 12, 16),
+        nvrtc.KernelReport("b", 32, 0, 0, 0, 0),
+    )
+
+
+def test_amk_compile_prints_the_resources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    from amk_core.cli import main
+
+    monkeypatch.setenv("AMK_HOME", str(tmp_path))
+    assert main(["compile", MODEL, "--arch", "sm_89", "--mode", "exact"]) == 0
+    out = capsys.readouterr().out
+    assert "amk_run" in out
+    assert "registers" in out
+    assert main(["compile", MODEL, "--arch", "sm_70"]) == 2
+    assert "sm_80, sm_86, sm_89, sm_90, sm_120" in capsys.readouterr().err
