@@ -21,7 +21,7 @@ _X86_LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
 )
 LIBRARIES = (
     "numpy", "torch", "transformers", "safetensors", "gguf", "pytest", "pytest-benchmark", "hypothesis", "cuda-bindings",
-    "nvidia-cuda-nvrtc", "cupy-cuda13x", "cupy-cuda12x", "nvidia-ml-py", "vllm", "ray",
+    "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cupy-cuda13x", "cupy-cuda12x", "nvidia-ml-py", "vllm", "ray",
 )  # fmt: skip
 
 

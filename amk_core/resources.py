@@ -38,7 +38,7 @@ def folder(name: str) -> Path:
     path = root / name if root else _SITE / _DATA_HOME[name] / name
     if not path.is_dir():
         raise ResourceMissing(
-            f"{path} is missing, but every installation of amk has it; reinstall: pip install --force-reinstall amk"
+            f"{path} is missing, but every installation of amk has it; install it again with pip install --force-reinstall"
         )
     return path
 

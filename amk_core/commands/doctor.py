@@ -51,7 +51,7 @@ def cached_models() -> dict[str, int]:
 
 def abilities(m: Machine, native: str, models: Sequence[str]) -> list[Ability]:
     """What follows from the facts.  ``native`` is the reason why the native module does not load, or ""."""
-    rebuild = "make native" if resources.source_root() else "pip install --force-reinstall --no-deps amk"
+    rebuild = "make native" if resources.source_root() else "pip install --force-reinstall --no-deps, from amk's source"
     out = [Ability("validate schedules, lower models", not native, native and f"native module: {native}", native and rebuild)]
     if native:
         cpu = Ability("run models on the CPU VM", False, f"native module: {native}", rebuild)
@@ -65,9 +65,34 @@ def abilities(m: Machine, native: str, models: Sequence[str]) -> list[Ability]:
     missing = "smollm2-135m is not in the model cache"
     out.append(Ability("suites on SmolLM2-135M", cpu.runs and have, cpu.reason or ("" if have else missing),
                        cpu.command or ("" if have else "amk model fetch smollm2-135m")))  # fmt: skip
-    card = f"found {', '.join(f'{g.name} ({g.arch})' for g in m.gpus)}, but " if m.gpus else "no NVIDIA card found, and "
-    out.append(Ability("run models on a GPU", False, f"{card}this version has no CUDA VM; the CPU VM is used"))
+    out.append(_compiling(m))
+    out.append(_on_a_card(m, out[-1], cpu))
     return out
+
+
+def _compiling(m: Machine) -> Ability:
+    """Device programs are compiled by NVRTC, which comes as a wheel."""
+    name = "compile device programs"
+    nvrtc = any(lib.startswith("nvidia-cuda-nvrtc") for lib in m.libraries)
+    if nvrtc and "cuda-bindings" in m.libraries:
+        return Ability(name, True)
+    extra = "'.[cuda13]'" if resources.source_root() else "'amk[cuda13]'"
+    return Ability(name, False, "NVRTC or cuda-bindings is not installed", f"pip install {extra}")
+
+
+def _on_a_card(m: Machine, compiling: Ability, cpu: Ability) -> Ability:
+    """The CUDA backend needs a card of a known architecture, what compiles for it, and the native module that validates."""
+    from amk_core.vm.nvrtc import ARCHITECTURES
+
+    name = "run models on a GPU (--backend cuda)"
+    if not m.gpus:
+        return Ability(name, False, "nvidia-smi shows no NVIDIA card; the CPU VM is used")
+    if m.gpus[0].arch not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        return Ability(name, False, f"{m.gpus[0].name} is {m.gpus[0].arch}; this version compiles for {known}")
+    if not compiling.runs:
+        return Ability(name, False, compiling.reason, compiling.command)
+    return Ability(name, not cpu.reason or "native" not in cpu.reason, cpu.reason if "native" in cpu.reason else "", cpu.command)
 
 
 def _gb(n: int) -> str:

@@ -21,8 +21,8 @@ def runs(m: Machine, native: str = "", models: list[str] = MODEL) -> dict[str, b
     return {a.name: a.runs for a in doctor.abilities(m, native, models)}
 
 
-def test_a_laptop_with_the_model_runs_everything_but_the_gpu() -> None:
-    assert [*runs(PLAIN).values()] == [True, True, True, False]
+def test_a_laptop_with_the_model_runs_everything_but_the_device() -> None:
+    assert [*runs(PLAIN).values()] == [True, True, True, False, False]
 
 
 def test_a_missing_model_skips_its_suites_and_names_the_command() -> None:
@@ -45,10 +45,26 @@ def test_too_little_memory_is_said_in_numbers() -> None:
     assert "1.0 GB" in cpu.reason
 
 
-def test_a_card_is_named_but_not_promised() -> None:
-    gpu = doctor.abilities(replace(PLAIN, gpus=(Gpu("NVIDIA L4", "sm_89", 24 << 30, "580"),)), "", MODEL)[-1]
-    assert not gpu.runs
-    assert "NVIDIA L4 (sm_89)" in gpu.reason
+NVRTC = {"cuda-bindings": "13.0", "nvidia-cuda-nvrtc": "13.0"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "libraries", "native", "compiles", "device", "said"),
+    [
+        (None, NVRTC, "", True, False, "no NVIDIA card"),
+        ("sm_89", NVRTC, "", True, True, ""),
+        ("sm_89", {}, "", False, False, "NVRTC"),
+        ("sm_75", NVRTC, "", True, False, "sm_75"),
+        ("sm_89", NVRTC, "cannot load", True, False, "cannot load"),
+    ],
+)
+def test_the_device_needs_a_known_card_a_compiler_and_the_native_module(
+    arch: str | None, libraries: dict[str, str], native: str, compiles: bool, device: bool, said: str
+) -> None:
+    cards = (Gpu("Some card", arch, 24 << 30, "580"),) if arch else ()
+    compiling, card = doctor.abilities(replace(PLAIN, gpus=cards, libraries=libraries), native, MODEL)[-2:]
+    assert (compiling.runs, card.runs) == (compiles, device)
+    assert said in card.reason
 
 
 def test_no_ability_is_skipped_without_a_reason() -> None:
