@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from amk_bench.device_cases import CASES, Array, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
-from amk_bench.device_timing import POSITIONS, busy_table, hop_table, measure, timed_vm, trace
+from amk_bench.device_timing import POSITIONS, Timing, busy_table, hop_table, measure, report, timed_vm, trace
+from amk_bench.results import write_atomically
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
@@ -183,7 +184,8 @@ def timings(args: argparse.Namespace) -> int:
 
     device = Device()
     print(device.facts)
-    rows = []
+    rows: list[Timing] = []
+    failed = 0
     for model in args.models.split(","):
         shared: dict[str, Any] = {}
         for text in args.config.split(";"):
@@ -191,11 +193,12 @@ def timings(args: argparse.Namespace) -> int:
             flight = config.pop("flight", None)
             layers = config.pop("layers", 0)
             batch = config.pop("batch", 1)
+            positions = config.pop("positions", ())
             try:
                 vm = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared, batch=batch,
                               flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
-                for position in POSITIONS[model]:
-                    t = measure(model, position, vm)
+                for position in positions or POSITIONS[model]:
+                    t = measure(model, position, vm, batch=batch, config=json.loads(text or "{}"))
                     print(f"{model:16s} {text:40s} position {position:5d}: {t.us:8.1f} us a token (spread {t.spread * 100:.1f} %), "
                           f"floor {t.floor_us:.0f}; random weights", flush=True)  # fmt: skip
                     rows.append(t)
@@ -208,7 +211,11 @@ def timings(args: argparse.Namespace) -> int:
                         print(busy_table(traced, axis), hop_table(traced, axis), sep="\n", flush=True)
             except Exception as e:
                 print(f"FAIL {model} {text}: {type(e).__name__}: {e}", flush=True)
-    return 0
+                failed = 1
+    if args.out is not None:
+        write_atomically(args.out, report(rows, device.facts, args.commit))
+        print(f"samples and fingerprint: {args.out}")
+    return failed
 
 
 def precompile(args: argparse.Namespace) -> int:
@@ -245,6 +252,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--spin", type=float, default=2.0, help="spin bound in seconds (raise it under a sanitizer)")
     parser.add_argument("--cache", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="JSON file for the samples of `time` and their fingerprint")
+    parser.add_argument("--commit", default="", help="commit that is measured, where the tree is not a checkout")
     args = parser.parse_args(argv)
     if args.what == "expect":
         return expect(args.file, args.only)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from amk_bench import fingerprint
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.machine import probe
 from amk_core.schedule import ops, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import I32, I64, Kind
@@ -36,13 +40,29 @@ def random_memory(device: Any, size: int, scale: float, dtype: str = "bf16") -> 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds a token at a position; the weights are random.  ``floor_us``: bytes of the tape at READ_BYTES_PER_S."""
+    """Microseconds a token at a position; the weights are random.
+
+    Attributes:
+        us: median of ``samples_us``, one launch each, in the order of measuring; none is left out but the first two.
+        floor_us: bytes of the tape at READ_BYTES_PER_S.
+    """
 
     model: str
     position: int
-    us: float
-    spread: float
+    batch: int
+    config: Mapping[str, Any]
+    steps: int
+    samples_us: tuple[float, ...]
     floor_us: float
+
+    @property
+    def us(self) -> float:
+        return float(np.median(self.samples_us))
+
+    @property
+    def spread(self) -> float:
+        """Slowest over fastest launch, minus one."""
+        return max(self.samples_us) / min(self.samples_us) - 1
 
 
 def timed_vm(
@@ -92,11 +112,23 @@ POSITIONS = {"smollm2-135m": (16, 2048), "tinyllama-1.1b": (16, 1024), "llama-3.
 READ_BYTES_PER_S = 4.58e12  # measured on an H200 with bulk copies; the floor is meaningful there only
 
 
-def measure(model: str, position: int, vm: Any, repeats: int = 7, steps: int = 32) -> Timing:
-    """Median of ``repeats`` launches of ``steps`` steps from ``position``."""
+def measure(
+    model: str, position: int, vm: Any, repeats: int = 7, steps: int = 32, batch: int = 1, config: Mapping[str, Any] | None = None
+) -> Timing:
+    """``repeats`` launches of ``steps`` steps from ``position``."""
     samples = vm.time_launches(steps, vm.variables(position, steps), repeats + 2)[2:]
-    us = sorted(x / steps * 1e6 for x in samples)
-    return Timing(model, position, us[len(us) // 2], us[-1] / us[0] - 1, vm.tape_bytes / READ_BYTES_PER_S * 1e6)
+    us = tuple(x / steps * 1e6 for x in samples)
+    return Timing(model, position, batch, config or {}, steps, us, vm.tape_bytes / READ_BYTES_PER_S * 1e6)
+
+
+def report(rows: Sequence[Timing], facts: Any, commit: str) -> dict[str, Any]:
+    """What a run leaves behind: samples and the fingerprint.  There is no baseline and no gate in it, so it is not a result."""
+    card = facts.name.rstrip("\0 ")
+    stamp = fingerprint.take(probe(), facts.arch, card, ["python", "-m", "amk_bench.device_check", *sys.argv[1:]], {}, Path.cwd())
+    if commit:
+        stamp = dataclasses.replace(stamp, commit=commit)
+    timings = [{**dataclasses.asdict(t), "median_us": t.us, "weights": "random"} for t in rows]
+    return {"amk": {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "timings": timings}}
 
 
 def trace(vm: Any, position: int, steps: int = 4) -> Array:
