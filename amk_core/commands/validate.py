@@ -6,11 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amk_core.schedule.ir import Schedule
+    from amk_core.schedule.validate import Verdict
 
 NAME = "validate"
 HELP = "decide whether schedules are safe for every interleaving, number of steps and launch variable"
 
 ACCEPTED, REJECTED, UNREADABLE = 0, 1, 2
+MAX_EXPLAINED = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print each verdict as one JSON object")
     parser.add_argument(
         "--jsonl", action="append", default=[], metavar="FILE", help="one schedule a line; prints one verdict a line as JSON"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help=f"tell up to {MAX_EXPLAINED} findings as runs, step by step; with --json as texts"
+    )
+    parser.add_argument(
+        "--svg",
+        type=Path,
+        metavar="OUT.svg",
+        help="draw the queues of one FILE, the tasks of the first finding that names any marked",
     )
     parser.add_argument("--certificate", action="store_true", help="put the certificate into the JSON verdict")
 
@@ -29,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
             "amk validate: no file given; try `amk validate schedule.json` or `amk validate --jsonl schedules.jsonl`",
             file=sys.stderr,
         )
+        return UNREADABLE
+    if args.svg is not None and (len(args.files) != 1 or args.jsonl):
+        print(f"amk validate: --svg draws one FILE, seen {len(args.files)} and {len(args.jsonl)} of --jsonl", file=sys.stderr)
         return UNREADABLE
     worst = ACCEPTED
     for name in args.files:
@@ -53,13 +71,47 @@ def _file(name: str, args: argparse.Namespace) -> int:
         print(f"amk validate: {name} cannot be read as a schedule: {reason}", file=sys.stderr)
         return UNREADABLE
     verdict = validate(schedule, certificate=args.certificate)
+    told = _told(schedule, verdict) if args.explain else []
     if args.json:
-        print(json.dumps({"file": name, "readable": True} | verdict.to_json(certificate=args.certificate)))
+        extra = {"explanations": told} if args.explain else {}
+        print(json.dumps({"file": name, "readable": True} | verdict.to_json(certificate=args.certificate) | extra))
     else:
         print(f"{label}{'accepted' if verdict.accepted else 'rejected'}")
         if not verdict.accepted:
             print(verdict)
+        for text in told:
+            print(f"\n{text}")
+    if args.svg is not None:
+        _draw(schedule, verdict, args.svg)
     return ACCEPTED if verdict.accepted else REJECTED
+
+
+def _told(schedule: Schedule, verdict: Verdict) -> list[str]:
+    """The findings that have a run, told; where none has, why."""
+    from amk_core.schedule.explain import explain, explanations
+
+    told = [f"finding {k + 1}: {e.text()}" for k, e in explanations(schedule, verdict.findings, MAX_EXPLAINED).items()]
+    if not told and verdict.findings:
+        told = [f"finding 1: {explain(schedule, verdict.findings[0]).text()}"]
+    total = sum(verdict.counts.values())
+    return told + ([f"other findings: {total - len(told)}"] if total > len(told) else [])
+
+
+def _draw(schedule: Schedule, verdict: Verdict, out: Path) -> None:
+    """Write the picture, completely or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from amk_core.commands.options import write_whole
+    from amk_core.schedule.draw import draw
+    from amk_core.schedule.explain import explain
+
+    if verdict.rules & {"REF", "COUNT"}:
+        print(f"amk validate: {out} is not written: what refers to nothing cannot be drawn", file=sys.stderr)
+        return
+    first = next((f for f in verdict.findings if f.tasks), None)
+    write_whole(out, draw(schedule, None if first is None else explain(schedule, first)).encode())
 
 
 def _lines(name: str, args: argparse.Namespace) -> int:

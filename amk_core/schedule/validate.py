@@ -36,6 +36,7 @@ class Finding:
     witness: Mapping[str, Any] | None = field(default=None, repr=False)  # a run that shows it, see docs/schedule_ir.md
     repair: str | None = None
     undecided: bool = False
+    steps: tuple[int, ...] = ()  # the step of each task, where the finding is about certain steps
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -192,9 +193,11 @@ def _finding(s: Schedule, words: Wording, f: Mapping[str, Any], witness: bool) -
         run = {"completed": list(f["completed"]), "both_enabled": [[f["step_a"], f["a"]], [f["step_b"], f["b"]]]}
     elif witness and f["rule"] == "LIVE":
         run = {"blocked": [list(f["chain"][k : k + 6]) for k in range(0, len(f["chain"]), 6)]}
+    steps = tuple(int(f[k]) for k, t in (("step_a", f["a"]), ("step_b", f["b"])) if t >= 0) if f["rule"] != "LIVE" else ()
     message, repair = words.finding(f)
     has_bytes = f["buffer"] >= 0 and f["hi"] > f["lo"]
     return Finding(
         f["rule"], message, tasks, tuple(p for p in map(words.position, tasks) if p is not None),
         f["buffer"] if f["buffer"] >= 0 else None, (f["lo"], f["hi"]) if has_bytes else None, run, repair, bool(f["undecided"]),
+        steps,
     )  # fmt: skip
