@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amk_core.schedule.explain import Explanation
+    from amk_core.schedule.explanation import Explanation
     from amk_core.schedule.ir import Schedule
     from amk_core.schedule.messages import Wording
     from amk_core.schedule.replay import Launch, Segment
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _hang(schedule: Schedule, spin_timeout_s: float) -> int:
     from amk_core.schedule import replay
-    from amk_core.schedule.explain import SHOWN as MOST
-    from amk_core.schedule.explain import wait_text
+    from amk_core.schedule.explanation import SHOWN as MOST
+    from amk_core.schedule.explanation import wait_text
     from amk_core.schedule.messages import Wording
 
     steps, words = replay.replay_steps(schedule), Wording(schedule)

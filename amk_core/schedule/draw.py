@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from amk_core.schedule.explain import Explanation
+from amk_core.schedule.explanation import Explanation
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.messages import Wording
 

@@ -13,7 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from amk_core.schedule.explain import Blocked, Explanation, Touch, blocked
+from amk_core.schedule.explain import blocked
+from amk_core.schedule.explanation import Blocked, Explanation, Touch
 from amk_core.schedule.ir import MAYBE, PREV_EPOCH, WRITE, Lifetime, Schedule
 from amk_core.schedule.walk import Event, Instance, Rect, Walk, byte_ranges, rectangle
 
@@ -185,7 +186,7 @@ def _stop_orders(e: Explanation) -> TwoOrders:
 
 def _after_run(e: Explanation) -> Bodies:
     assert e.entry is not None
-    walk = Walk(e.schedule, e.values, steps=e.entry[0] + 1, tags=e.tags)
+    walk = Walk(e.schedule, e.values, steps=max([e.entry[0], *(x.step for x in e.steps)]) + 1, tags=e.tags)
     bodies = Bodies(walk)
     for x in e.steps:
         bodies.run(walk.advance(x.queue))
