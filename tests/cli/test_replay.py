@@ -96,6 +96,25 @@ def test_an_uncovered_read_is_shown_by_a_launch(tmp_path: Path, capsys: pytest.C
     assert "T1 of step 0 reads activation0 and finds the bytes of T0 of step 0 and what nobody wrote" in capsys.readouterr().out
 
 
+def test_a_step_buffer_holds_nothing_of_the_step_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    n = Net(1, 2)
+    x = n.buffer(1, filled=True)
+    n.task(0, [access(x, (0, 1))], [access(x, (0, 1))])
+    assert cli.main(["replay", put(tmp_path, n.json())]) == 1
+    assert "T0 of step 1 reads activation0 and finds the bytes of T0 of step 0" in capsys.readouterr().out
+
+
+def test_shared_memory_is_each_queue_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    n = Net(2)
+    n.pool("smem", 64, per_queue=True)
+    x = n.buffer(1, pool="smem")
+    for q in (0, 1):
+        n.task(q, [], [access(x, (0, 1))])
+        n.task(q, [access(x, (0, 1))])
+    assert cli.main(["replay", put(tmp_path, n.json())]) == 0
+    assert "clean" in capsys.readouterr().out
+
+
 def test_what_cannot_be_replayed_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = handoff()
     broken["tasks"][0]["signals"] = [[5, 1]]

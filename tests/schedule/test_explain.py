@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import xml.etree.ElementTree as ET
 
@@ -234,6 +235,29 @@ def test_the_order_of_a_run_does_not_change_where_it_ends() -> None:
             walk.run(prefer=lambda q, rank=rank: rank[q])
             ends.add((tuple(walk.done), tuple(walk.count)))
         assert len(ends) == 1
+
+
+def test_a_tagged_read_waits_for_the_writers_of_its_epoch() -> None:
+    n = Net(2, 2)
+    x = n.buffer(2, dtype="tag64", lifetime="persistent", tagged=True, filled=True)
+    now = n.task(0, [access(x, (1, 2))])
+    before = n.task(0, [access(x, (1, 2), epoch=-1)])
+    n.task(1, [], [access(x, (0, 1))])
+    writer = n.task(1, [], [access(x, (1, 2))])
+    walk = Walk(Schedule.from_json(n.json()))
+    assert [walk.tag_writers((i, t)) for t in (now, before) for i in (0, 1)] == [[(0, writer)], [(1, writer)], [], [(0, writer)]]
+
+
+def test_shared_memory_of_two_queues_is_not_common() -> None:
+    n = Net(2)
+    n.pool("smem", 64, per_queue=True)
+    own, x = n.buffer(1, pool="smem"), n.buffer(1)
+    for q in (0, 1):
+        n.task(q, [], [access(own, (0, 1)), access(x, (0, 1))])
+    schedule = Schedule.from_json(n.json())
+    (race,) = validate(schedule).findings
+    e = explain(schedule, dataclasses.replace(race, buffer=None))
+    assert {t.buffer for t in e.accesses} == {x}
 
 
 SVG = "{http://www.w3.org/2000/svg}"
