@@ -198,7 +198,7 @@ def timings(args: argparse.Namespace) -> int:
                 vm = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared, batch=batch,
                               flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
                 for position in positions or POSITIONS[model]:
-                    t = measure(model, position, vm, batch=batch, config=json.loads(text or "{}"))
+                    t = measure(model, position, vm, batch=batch, config=config)
                     print(f"{model:16s} {text:40s} position {position:5d}: {t.us:8.1f} us a token (spread {t.spread * 100:.1f} %), "
                           f"floor {t.floor_us:.0f}; random weights", flush=True)  # fmt: skip
                     rows.append(t)

@@ -123,12 +123,26 @@ def measure(
 
 def report(rows: Sequence[Timing], facts: Any, commit: str) -> dict[str, Any]:
     """What a run leaves behind: samples and the fingerprint.  There is no baseline and no gate in it, so it is not a result."""
-    card = facts.name.rstrip("\0 ")
-    stamp = fingerprint.take(probe(), facts.arch, card, ["python", "-m", "amk_bench.device_check", *sys.argv[1:]], {}, Path.cwd())
+    words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]  # where the tree lies is nobody's business
+    stamp = fingerprint.take(probe(), facts.arch, facts.name, ["python", "-m", "amk_bench.device_check", *words], {}, Path.cwd())
     if commit:
         stamp = dataclasses.replace(stamp, commit=commit)
     timings = [{**dataclasses.asdict(t), "median_us": t.us, "weights": "random"} for t in rows]
     return {"amk": {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "timings": timings}}
+
+
+def table(doc: Mapping[str, Any]) -> str:
+    """Markdown table of what :func:`report` wrote: microseconds a token, by position, with and without separate combine tasks."""
+    rows = doc["amk"]["timings"]
+    positions = sorted({t["position"] for t in rows})
+    out = ["| model | combine | " + " | ".join(str(p) for p in positions) + " | weights at 4.58 TB/s |"]
+    out.append("| --- " * (len(positions) + 3) + "|")
+    for model, combine in dict.fromkeys((t["model"], t["config"].get("fuse_combine", True)) for t in rows):
+        mine = {t["position"]: t for t in rows if (t["model"], t["config"].get("fuse_combine", True)) == (model, combine)}
+        cells = [f"{mine[p]['median_us']:.0f}" if p in mine else "" for p in positions]
+        floor = next(iter(mine.values()))["floor_us"]
+        out.append(f"| {model} | {'fused' if combine else 'apart'} | {' | '.join(cells)} | {floor:.0f} |")
+    return "\n".join(out)
 
 
 def trace(vm: Any, position: int, steps: int = 4) -> Array:

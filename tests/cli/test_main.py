@@ -57,7 +57,7 @@ def test_the_exit_code_is_the_command_s_answer(install: Install, code: int) -> N
         ValueError("context is 9000, the model is trained for 8192"),
         OSError(28, "No space left on device", "/tmp/x"),
         FileNotFoundError(2, "No such file or directory", "model.gguf"),
-        PermissionError(13, "Permission denied", "/root/x"),
+        PermissionError(13, "Permission denied", "/etc/x"),
         MemoryError(),
         ModuleNotFoundError("No module named 'ray'", name="ray"),
         ModuleNotFoundError("No module named 'amk_core._native'", name="amk_core._native"),
