@@ -57,14 +57,13 @@ def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
 
 
 def graph_of(model: str) -> ModelGraph:
-    """The graph of a model, without its weights: a well-known shape by name (nothing is fetched), else from its config.json."""
+    """The graph of a model, without its weights: from its config.json, or, for a well-known shape that is not here, by name
+    (nothing is fetched)."""
     from amk_core.graph import GRAPH_SHAPES
+    from amk_core.importer import hub, open_graph
 
-    if model in GRAPH_SHAPES and not Path(model).exists():
-        return GRAPH_SHAPES[model]
-    from amk_core.importer import open_graph
-
-    return open_graph(model)
+    here = Path(model).exists() or (model.lower() in hub.REGISTRY and hub.is_cached(model))
+    return GRAPH_SHAPES[model] if model in GRAPH_SHAPES and not here else open_graph(model)
 
 
 def write_whole(path: Path, data: bytes) -> None:
