@@ -95,8 +95,7 @@ def timed_vm(
                 bound[b.name] = (np.cos(a) if b.name == "rope.cos" else np.sin(a)).astype(np.float32)
             else:
                 bound[b.name] = np.ones((1, b.cols), np.float32)
-    kv = next(p for p in s.pools if p.id == "kv")
-    kv_bytes = kv.bytes or 0
+    kv_bytes = s.pool_bytes("kv")
     if "kv" not in keep or keep["kv"].size < kv_bytes:
         keep["kv"] = random_memory(device, kv_bytes, 1.0)
     vm = CudaVM.__new__(CudaVM)

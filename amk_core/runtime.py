@@ -20,7 +20,7 @@ from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Schedule
 from amk_core.schedule.lower import MAX_STOP_IDS, Geometry, Mode, Purpose, lower
 from amk_core.schedule.ops import CONTROL_WORDS
-from amk_core.schedule.pack import TAPE_DTYPES, Tape, TapeLayout, logical_weight
+from amk_core.schedule.pack import TAPE_DTYPES, Tape, TapeLayout, aligned_zeros, logical_weight
 from amk_core.schedule.validate import Verdict, validate
 from amk_core.targets import Target
 from amk_core.vm import LaunchAborted
@@ -146,6 +146,8 @@ class Model:
         """
         if purpose in self._programs:
             return self._programs[purpose]
+        if purpose != "decode":
+            self.program("decode")  # it streams every weight and needs the most KV: the others share its tape and its pool
         geo = self.geometry(purpose)
         schedule = lower(self.graph, self.config, self.target, geo, self.mode)
         verdict = validate(schedule)
@@ -153,36 +155,26 @@ class Model:
             raise ScheduleRejected(purpose, verdict)
         if self.backend == "cuda":
             vm: Any = self._card.vm(self, schedule, verdict.certificate)
-            self._programs[purpose] = Program(schedule, verdict, geo, vm)
-            return self._programs[purpose]
+        else:
+            vm = self._cpu_vm(schedule, verdict.certificate)
+        self._programs[purpose] = Program(schedule, verdict, geo, vm)
+        return self._programs[purpose]
+
+    def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
         if self._tape is None:
-            decode = self.geometry("decode")
-            base = schedule if purpose == "decode" else lower(self.graph, self.config, self.target, decode, self.mode)
-            self._tape = Tape.build(TapeLayout.of(base), lambda name: logical_weight(self.graph, self.imported.weights.get, name))
-        kv_bytes = next(p.bytes or 0 for p in schedule.pools if p.id == "kv")
-        if self._kv is None or len(self._kv) < kv_bytes:
-            if self._programs:
-                raise AssertionError("programs of one model share one KV pool: the first must need the most")
-            raw = np.zeros(max(kv_bytes, self.kv_bytes()) + 64, np.uint8)
-            self._kv = raw[-raw.ctypes.data % 64 :][: len(raw) - 64]
-        vm = CpuVM(
+            get = self.imported.weights.get
+            self._tape = Tape.build(TapeLayout.of(schedule), lambda name: logical_weight(self.graph, get, name))
+            self._kv = aligned_zeros(schedule.pool_bytes("kv"))
+        assert self._kv is not None
+        return CpuVM(
             tables.pack(schedule),
-            verdict.certificate,
+            certificate,
             task_weight=self._tape.layout.locate(schedule),
             tape=self._tape.data,
             tape_dtype=self._tape.layout.dtype,
             bound={b.name: self.constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
             pools={"kv": self._kv},
         )
-        self._programs[purpose] = Program(schedule, verdict, geo, vm)
-        return self._programs[purpose]
-
-    def kv_bytes(self) -> int:
-        """Bytes of the KV pool that all programs of this model share."""
-        g, geo = self.graph, self.geometry("decode")
-        row = g.n_kv_heads * g.head_dim * np.dtype(TAPE_DTYPES["f32" if self.mode == "exact" else "bf16"]).itemsize
-        per_buffer = -(-geo.batch * geo.kv_rows * row // 256) * 256
-        return 2 * g.n_layers * per_buffer
 
     def constant(self, name: str, dtype: str, rows: int) -> npt.NDArray[Any]:
         """A table buffer: embedding, norm weights, rotary tables (padded with zero rows behind the trained context)."""
@@ -353,7 +345,6 @@ class Model:
             raise RequestError(
                 f"a prompt of {longest} tokens leaves no room in the context of {self.context}; load with a larger one"
             )
-        self.program("decode")  # sizes the shared KV pool
         self._prefill(requests)
 
     def resume(self, last: Tokens, positions: Sequence[int], tokens: int) -> list[list[int]]:
@@ -395,7 +386,6 @@ class Model:
         if len(ids) > self.context:
             raise RequestError(f"{len(ids)} tokens, the context is {self.context}; load the model with a larger context")
         t0 = time.perf_counter()
-        self.program("decode")  # sizes the shared KV pool and the tape
         program = self.program("logits")
         geo, vm = program.geometry, program.vm
         width = geo.max_steps * geo.chunk

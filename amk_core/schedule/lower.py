@@ -25,7 +25,7 @@ from amk_core.graph import ModelGraph
 from amk_core.schedule.build import Builder, Wait
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Lifetime, Schedule, Variable
-from amk_core.schedule.ops import CONTROL_WORDS
+from amk_core.schedule.ops import CODES, CONTROL_WORDS
 from amk_core.targets import Target
 
 Purpose = Literal["decode", "prefill", "logits"]
@@ -354,6 +354,4 @@ def lower(
 def hops(schedule: Schedule) -> int:
     """Dependent phases of one layer: 5, or 6 with separate combine tasks."""
     codes = set(schedule.columns.task_op.tolist())
-    from amk_core.schedule.ops import CODES
-
     return sum(CODES[op] in codes for op in ("qkv", "attn", "attn_combine", "gate_up", "down_proj")) + 1

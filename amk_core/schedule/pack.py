@@ -29,6 +29,13 @@ Matrix = npt.NDArray[Any]
 Provider = Callable[[str], Matrix]  # name of a weight buffer -> [rows, k], in the row order of ops.py
 
 
+def aligned_zeros(size: int) -> npt.NDArray[np.uint8]:
+    """``size`` zero bytes that start on TILE_ALIGN."""
+    raw = np.zeros(size + TILE_ALIGN, np.uint8)
+    start = -raw.ctypes.data % TILE_ALIGN
+    return raw[start : start + size]
+
+
 class TapeError(ValueError):
     """The schedule's tiles are not a permutation of the weights, or a weight does not have the shape the schedule expects."""
 
@@ -142,9 +149,7 @@ class Tape:
         Raises:
             TapeError: a weight of another shape than the schedule expects.
         """
-        raw = np.zeros(layout.bytes + TILE_ALIGN, np.uint8)
-        start = -raw.ctypes.data % TILE_ALIGN
-        data = raw[start : start + layout.bytes]
+        data = aligned_zeros(layout.bytes)
         dtype = np.dtype(TAPE_DTYPES[layout.dtype])
         for w, name in enumerate(layout.weights):
             mine = layout.segments[layout.segments[:, 0] == w]

@@ -46,7 +46,7 @@ class Card:
         return chunk if mode == "exact" else max(1, min(chunk, MAX_FAST_ROWS // batch))
 
     def vm(self, model: Model, schedule: Schedule, certificate: object) -> CudaVM:
-        """A program of ``model``; the first one packs and uploads the weights.
+        """A program of ``model``; the first one, which is the decode program, packs and uploads the weights.
 
         Raises:
             TapeError: the schedule is tiled otherwise than the first one.
@@ -56,7 +56,7 @@ class Card:
             self._layout, data = self._pack(model, schedule)
             self._tape = self.device.upload(data)
         if self._kv is None:
-            self._kv = self.device.memory(model.kv_bytes())
+            self._kv = self.device.memory(schedule.pool_bytes("kv"))
             self._kv.fill(0)
         bound: dict[str, Any] = {}
         for b in schedule.buffers:
@@ -77,13 +77,8 @@ class Card:
         def weight(name: str) -> Any:
             return logical_weight(model.graph, model.imported.weights.get, name)
 
-        base = schedule
-        if not any(b.name == "head" for b in schedule.buffers):  # a prefill schedule has no head: the tape is the decode schedule's
-            from amk_core.schedule.lower import lower
-
-            base = lower(model.graph, model.config, model.target, model.geometry("decode"), model.mode)
         if model.mode == "exact":
-            layout = TapeLayout.of(base)
+            layout = TapeLayout.of(schedule)
             return layout, Tape.build(layout, weight).data
-        fragments = DeviceTapeLayout.of(base)
+        fragments = DeviceTapeLayout.of(schedule)
         return fragments, fragments.build(weight)
