@@ -5,32 +5,44 @@ Everything here works on :class:`amk_bench.engine.Engine`, so that it is tested 
 
 from __future__ import annotations
 
-import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from amk_bench.busy import OTHERS_LIMIT
-from amk_bench.clock import Clock
+from amk_bench.clock import Clock, Sample, disagreement
+from amk_bench.conditions import Meter, NoMeter, Reading, Summary, joules, summary
 from amk_bench.engine import F32, Engine, chains_agree
+from amk_bench.floor import Bandwidth, violation
 from amk_bench.gate import Check, FailedGate, PassedGate, Subject, Timing, open_gate
 from amk_bench.pairing import Block, TimedCall, abba
-from amk_bench.results import LatencyRecord
-from amk_bench.stats import Interval, bootstrap
-from amk_bench.verdict import Verdict, judge
+from amk_bench.results import LatencyRecord, timed
+from amk_bench.stats import Interval, Precision, bootstrap
+from amk_bench.verdict import Verdict
 
 Score = Callable[[Sequence[int], int], F32]  # (ids, keep) -> teacher-forced reference logits of the last ``keep`` ids
 GATE_CALLS = 2  # inputs a gate tries; the timed calls are checked besides
+Run = Iterable[tuple[Block, list[TimedCall]]]
 BUSY = "the machine was busy"  # how the reason begins when the machine, not an engine, is at fault
 UNTIMED = 10**6  # call numbers from here on belong to gates and warm-up: their inputs are none of the timed ones
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure: ``tokens`` decode steps a call, ``blocks`` ABBA blocks; ``settle`` runs untimed before each call.
+    """How much to measure, and with what.
 
-    ``witness`` starts watching the machine and returns what tells the share of it that others took (amk_bench.busy).
+    Attributes:
+        tokens: decode steps of a call.
+        blocks: ABBA blocks at most; with ``precision`` fewer where the interval is narrow enough before.
+        settle: runs untimed before each call.
+        witness: starts watching the machine and returns what tells the share of it that others took (amk_bench.busy).
+        meter: reads the device's state around each block.
+        bandwidth: what the device reads from memory; without it there is no physical floor, and the result says so.
+        probe: measures the bandwidth again, asked before a time is called impossible.
+        flush: empties the caches; used before each call where a working set is below four of them.
+        energy_s: seconds for which each side runs for its joules a token; 0 leaves them out.
     """
 
     tokens: int
@@ -38,11 +50,21 @@ class Plan:
     seed: int
     settle: Callable[[], None] = lambda: None
     witness: Callable[[], Callable[[], float]] = lambda: lambda: 0.0
+    precision: Precision | None = None
+    meter: Meter = field(default_factory=NoMeter)
+    bandwidth: Bandwidth | None = None
+    probe: Callable[[], Bandwidth] | None = None
+    flush: Callable[[], None] | None = None
+    energy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured: the text that fills the cache (its length is the position) and how many sequences decode."""
+    """What is measured: the text that fills the cache (its length is the position) and how many sequences decode.
+
+    ``ours_bytes`` and ``baseline_bytes``: what a step of each side has to read, from the model's shape and the side's precision
+    (:func:`amk_bench.floor.step_bytes`), never from the engine's own words; 0 where unknown.
+    """
 
     device: str
     model: str
@@ -50,6 +72,8 @@ class Cell:
     batch: int
     prefix: tuple[int, ...]
     vocabulary: tuple[int, ...] = field(repr=False)  # ids that first tokens are drawn from
+    ours_bytes: int = 0
+    baseline_bytes: int = 0
 
     @property
     def position(self) -> int:
@@ -64,10 +88,20 @@ class Cell:
         return [int(i) for i in rng.choice(np.asarray(self.vocabulary), size=self.batch)]
 
 
+def _concrete(chains: object, batch: int, tokens: int) -> bool:
+    """Plain lists of plain integers: nothing that could still be computed when it is looked at, after the clock has stopped."""
+    return (
+        type(chains) is list
+        and len(chains) == batch
+        and all(type(c) is list and len(c) == tokens and all(type(i) is int for i in c) for c in chains)
+    )
+
+
 def check_chain(cell: Cell, first: Sequence[int], chains: object, tokens: int, score: Score) -> Check:
     """A call's output against the reference: every chain has its length and is the reference's greedy choice throughout."""
-    if not isinstance(chains, list) or len(chains) != cell.batch or any(len(c) != tokens for c in chains):
+    if not _concrete(chains, cell.batch, tokens):
         return Check("greedy tokens", False, f"not {cell.batch} lists of {tokens} ids")
+    assert isinstance(chains, list)
     agreed = 0
     for start, chain in zip(first, chains, strict=True):
         scored = score([*cell.prefix, start, *chain[:-1]], tokens)
@@ -94,14 +128,24 @@ def gate(engine: Engine, cell: Cell, plan: Plan, score: Score) -> PassedGate | F
 def noise(engine: Engine, cell: Cell, plan: Plan, clock: Clock) -> Interval:
     """The engine against itself (A/A) in this cell."""
     engine.prepare(cell.prefix, cell.batch, plan.tokens + 1)
-    run = _timed(engine, engine, cell, plan, clock)
+    run = _timed(engine, engine, cell, plan, clock, clock)
     return bootstrap([block.log_ratio for block, _ in run], plan.seed)
 
 
-def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock) -> Iterable[tuple[Block, list[TimedCall]]]:
+def _flushed(cell: Cell, plan: Plan) -> bool:
+    """Whether the caches are emptied before each call: where one side's working set is known and small against them."""
+    sizes = [n for n in (cell.ours_bytes, cell.baseline_bytes) if n]
+    return plan.flush is not None and plan.bandwidth is not None and any(map(plan.bandwidth.needs_flush, sizes))
+
+
+def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock, clock_b: Clock) -> Run:
+    flush = plan.flush if _flushed(cell, plan) else None
+
     def before() -> None:
         a.rewind()
         b.rewind()
+        if flush is not None:
+            flush()
         plan.settle()
 
     def call(engine: Engine) -> Callable[[int], object]:
@@ -110,7 +154,7 @@ def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock) -> Iterab
     for engine in (a, b):
         engine.rewind()
         call(engine)(UNTIMED)
-    return abba(clock, call(a), call(b), plan.blocks, before=before)
+    return abba(clock, call(a), call(b), plan.blocks, before=before, clock_b=clock_b, enough=plan.precision)
 
 
 def compare(
@@ -121,9 +165,13 @@ def compare(
     clock: Clock,
     floor: float,
     score: Score,
-    watch: Callable[[Iterable[tuple[Block, list[TimedCall]]]], Iterable[tuple[Block, list[TimedCall]]]] = lambda run: run,
+    watch: Callable[[Run], Run] = lambda run: run,
+    baseline_clock: Clock | None = None,
 ) -> tuple[LatencyRecord, Timing | None]:
-    """Measures one cell.  Never raises for a wrong engine: the record is INVALID and says why, and there is no Timing."""
+    """Measures one cell.  Never raises for a wrong engine: the record is INVALID and says why, and there is no Timing.
+
+    ``baseline_clock`` measures the baseline where it works on another stream than ours.
+    """
     ours.prepare(cell.prefix, cell.batch, plan.tokens + 1)
     baseline.prepare(cell.prefix, cell.batch, plan.tokens + 1)
     gates = [gate(engine, cell, plan, score) for engine in (ours, baseline)]
@@ -132,22 +180,127 @@ def compare(
             return invalid(cell, ours, baseline, f"gate of {side.name}: {opened.reason}"), None
     blocks: list[Block] = []
     calls: list[TimedCall] = []
+    readings = [plan.meter.read()]
     others = plan.witness()
-    for block, outputs in watch(_timed(ours, baseline, cell, plan, clock)):
+    for block, outputs in watch(_timed(ours, baseline, cell, plan, clock, baseline_clock or clock)):
         blocks.append(block)
         calls += outputs
+        readings.append(plan.meter.read())
     taken = others()
-    fault = _outputs_fault(cell, calls, plan, score)
+    fault = _outputs_fault(cell, calls, plan, score) or machine_fault(blocks, readings, taken)
+    if fault is None:
+        fault, plan = _floor_fault(blocks, cell, plan)
     if fault:
         return invalid(cell, ours, baseline, fault), None
-    if taken > OTHERS_LIMIT:
-        reason = f"{BUSY}: other processes took {100 * taken:.0f} % of its cores during the timing; stop them and run again"
-        return invalid(cell, ours, baseline, reason), None
     ours_gate, baseline_gate = gates
     assert isinstance(ours_gate, PassedGate)
     assert isinstance(baseline_gate, PassedGate)
     timing = Timing(ours_gate, baseline_gate, tuple(blocks), plan.tokens, clock.name)
-    return _record(cell, ours, baseline, timing, floor, plan.seed), timing
+    energy = _energy(ours, baseline, cell, plan)
+    seen = summary(readings)
+    record = timed(
+        timing, device=cell.device, mode=cell.mode, precision=_precision(ours, baseline), floor=floor, seed=plan.seed,
+        label=seen.label, cache=_cache(cell, plan), derived={**_rates(timing, cell, plan, seen), **energy},
+        conditions={**seen.values, "others": taken, "readings": float(len(readings))},
+    )  # fmt: skip
+    return record, timing
+
+
+def samples_of(blocks: Sequence[Block], side: str) -> list[Sample]:
+    """All samples of side "a" or "b", in the order they were taken."""
+    return [s for block in blocks for s in (block.a if side == "a" else block.b)]
+
+
+def machine_fault(blocks: Sequence[Block], readings: Sequence[Reading], taken: float) -> str | None:
+    """Why nothing can be said from these blocks: clocks that disagree, a card that throttles, a machine that others use."""
+    for side, name in (("a", "ours"), ("b", "baseline")):
+        apart = disagreement(samples_of(blocks, side))
+        if apart:
+            return f"{name}: {apart}"
+    unwell = summary(readings).fault if readings else None
+    if unwell:
+        return unwell
+    if taken > OTHERS_LIMIT:
+        return f"{BUSY}: other processes took {100 * taken:.0f} % of its cores during the timing; stop them and run again"
+    return None
+
+
+def _least_s(bytes_a_step: int, cell: Cell, plan: Plan) -> float:
+    """The physical floor of a call: its first step finds the caches flushed or not, the others find what the one before left."""
+    assert plan.bandwidth is not None
+    first = plan.bandwidth.least_s(bytes_a_step, _flushed(cell, plan))
+    return first + (plan.tokens - 1) * plan.bandwidth.least_s(bytes_a_step)
+
+
+def _floor_fault(blocks: Sequence[Block], cell: Cell, plan: Plan) -> tuple[str | None, Plan]:
+    """Why a side is faster than memory allows.  Before that is said, the bandwidth is measured again: the higher one counts."""
+
+    def found(plan: Plan) -> str | None:
+        if plan.bandwidth is None:
+            return None
+        for side, name, size in (("a", "ours", cell.ours_bytes), ("b", "baseline", cell.baseline_bytes)):
+            fault = violation(samples_of(blocks, side), size * plan.tokens, _least_s(size, cell, plan), plan.bandwidth)
+            if fault:
+                return f"{name}: {fault}"
+        return None
+
+    fault = found(plan)
+    if fault and plan.probe is not None and plan.bandwidth is not None:
+        again = plan.probe()
+        if again.bytes_per_s > plan.bandwidth.bytes_per_s:
+            plan = replace(plan, bandwidth=again)
+            fault = found(plan)
+    return fault, plan
+
+
+def _cache(cell: Cell, plan: Plan) -> str:
+    """Working sets against the cache, in words."""
+    if plan.bandwidth is None:
+        return "bandwidth not measured; no floor"
+    told = {
+        plan.bandwidth.explain(size, _flushed(cell, plan)) if size else "working set unknown; no floor"
+        for size in (cell.ours_bytes, cell.baseline_bytes)
+    }
+    return "; ".join(sorted(told))
+
+
+def _rates(timing: Timing, cell: Cell, plan: Plan, seen: Summary) -> dict[str, float]:
+    """What follows from the median times: GB/s and shares of bandwidth, cycles a token."""
+    out: dict[str, float] = {}
+    if plan.bandwidth is not None:
+        out["measured_gb_s"] = plan.bandwidth.bytes_per_s * 1e-9
+        out["cache_bytes"] = float(plan.bandwidth.cache_bytes)
+        if plan.bandwidth.datasheet_bytes_per_s:
+            out["datasheet_gb_s"] = plan.bandwidth.datasheet_bytes_per_s * 1e-9
+    for side, name, size in (("a", "ours", cell.ours_bytes), ("b", "baseline", cell.baseline_bytes)):
+        us = float(np.median(timing.microseconds(side)))
+        if "clock_mhz" in seen.values:
+            out[f"{name}_cycles"] = us * seen.values["clock_mhz"]
+        if size:
+            out[f"{name}_bytes"] = float(size)
+            out[f"{name}_gb_s"] = size / us * 1e-3
+            if plan.bandwidth is not None:
+                out[f"{name}_share"] = size / us * 1e6 / plan.bandwidth.bytes_per_s
+            if "datasheet_gb_s" in out:
+                out[f"{name}_share_datasheet"] = size / us * 1e-3 / out["datasheet_gb_s"]
+    return out
+
+
+def _energy(ours: Engine, baseline: Engine, cell: Cell, plan: Plan) -> dict[str, float]:
+    """Joules a token and sequence of each side, measured on their own after the timing."""
+    out: dict[str, float] = {}
+    if plan.energy_s <= 0:
+        return out
+    for name, engine in (("ours", ours), ("baseline", baseline)):
+
+        def call(engine: Engine = engine) -> None:
+            engine.rewind()
+            engine.decode(cell.first_ids(UNTIMED, plan.seed), plan.tokens)
+
+        found = joules(plan.meter, call, plan.tokens * cell.batch, plan.energy_s, time.monotonic)
+        if found is not None:
+            out[f"{name}_joules"] = found
+    return out
 
 
 def _outputs_fault(cell: Cell, calls: Sequence[TimedCall], plan: Plan, score: Score) -> str | None:
@@ -172,15 +325,4 @@ def invalid(cell: Cell, ours: Engine, baseline: Engine, reason: str) -> LatencyR
     return LatencyRecord(
         device=cell.device, model=cell.model, mode=cell.mode, precision=_precision(ours, baseline), batch=cell.batch,
         position=cell.position, baseline=baseline.name, verdict=Verdict.INVALID, reason=reason,
-    )  # fmt: skip
-
-
-def _record(cell: Cell, ours: Engine, baseline: Engine, timing: Timing, floor: float, seed: int) -> LatencyRecord:
-    interval = bootstrap(timing.log_ratios, seed)
-    a, b = timing.microseconds("a"), timing.microseconds("b")
-    return LatencyRecord(
-        device=cell.device, model=cell.model, mode=cell.mode, precision=_precision(ours, baseline), batch=cell.batch,
-        position=cell.position, baseline=baseline.name, verdict=judge(interval, floor), gate=timing.ours.level,
-        ours_us=statistics.median(a), baseline_us=statistics.median(b), ratio=interval.median, low=interval.low,
-        high=interval.high, floor=floor, tokens=timing.tokens, clock=timing.clock, ours_samples_us=a, baseline_samples_us=b,
     )  # fmt: skip

@@ -1,13 +1,15 @@
 """Paired timing: A and B alternate in ABBA blocks, so that drift of the machine falls on both alike.
 
 The block is the replicate: its log-ratio is one observation for :mod:`amk_bench.stats`.  Odd blocks run BAAB, so that neither
-side always opens.  Every sample is kept.
+side always opens.  Every sample is kept.  A run ends after a number of blocks, or earlier once a rule says that it is precise
+enough; such a rule sees the spread of what was measured, never which side is ahead.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from amk_bench.clock import Clock, Sample
@@ -40,16 +42,26 @@ class TimedCall:
 
 
 def abba(
-    clock: Clock, a: Call, b: Call, blocks: int, *, before: Callable[[], None] = lambda: None, first_call: int = 0
+    clock: Clock,
+    a: Call,
+    b: Call,
+    blocks: int,
+    *,
+    before: Callable[[], None] = lambda: None,
+    first_call: int = 0,
+    clock_b: Clock | None = None,
+    enough: Callable[[Sequence[float]], bool] | None = None,
 ) -> Iterator[tuple[Block, list[TimedCall]]]:
-    """Runs ``blocks`` blocks and yields each with what its calls returned.
+    """Runs at most ``blocks`` blocks and yields each with what its calls returned.
 
     Within a block, the i-th call of A and the i-th call of B get the same call number: the same inputs.  ``before`` runs untimed
-    before each timed call.  Raises ValueError when ``blocks`` < 1.
+    before each timed call.  ``clock_b`` measures side B where it works on another stream than A.  ``enough`` is asked after each
+    block, with the log-ratios so far, whether to stop (:class:`amk_bench.stats.Precision`).  Raises ValueError when ``blocks`` < 1.
     """
     if blocks < 1:
         raise ValueError(f"{blocks} blocks asked for; at least 1 is needed")
-    sides = {"A": a, "B": b}
+    sides = {"A": (a, clock), "B": (b, clock_b or clock)}
+    log_ratios: list[float] = []
     for index in range(blocks):
         order = "ABBA" if index % 2 == 0 else "BAAB"
         samples: dict[str, list[Sample]] = {"A": [], "B": []}
@@ -57,7 +69,12 @@ def abba(
         for side in order:
             number = first_call + 2 * index + len(samples[side])
             before()
-            sample, output = clock.measure(lambda call=sides[side], number=number: call(number))  # type: ignore[misc]
+            call, timer = sides[side]
+            sample, output = timer.measure(functools.partial(call, number))
             samples[side].append(sample)
             outputs.append(TimedCall(side, number, output))
-        yield Block((samples["A"][0], samples["A"][1]), (samples["B"][0], samples["B"][1]), order), outputs
+        block = Block((samples["A"][0], samples["A"][1]), (samples["B"][0], samples["B"][1]), order)
+        log_ratios.append(block.log_ratio)
+        yield block, outputs
+        if enough is not None and enough(log_ratios):
+            return

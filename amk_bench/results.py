@@ -1,7 +1,11 @@
-"""The result schema ``amk: {schema: 1, ...}``: records of one run, their validation, and atomic writing.
+"""The result schema ``amk: {schema: 2, ...}``: records of one run, their validation, and atomic writing.
 
-A document is ``{"schema": 1, "created": iso time, "fingerprint": {...}, "options": {...}, "parity": [...], "latency": [...],
+A document is ``{"schema": 2, "created": iso time, "fingerprint": {...}, "options": {...}, "parity": [...], "latency": [...],
 "skipped": [...], "notes": [...]}``.  Records cross process boundaries (xdist, JSON) as plain dicts with a ``type``.
+
+A time comes out of :func:`timed` alone, which takes a :class:`amk_bench.gate.Timing`, which takes two passed gates.  Whoever reads
+a document computes ratio, interval and verdict again from its raw samples, so that no figure stands for itself.  Schema 1 (without
+checks and the state of the machine, samples optional) is still read.
 """
 
 from __future__ import annotations
@@ -12,15 +16,21 @@ import json
 import math
 import os
 import re
+import statistics
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from amk_bench.verdict import Verdict
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from amk_bench.gate import Timing
+
+SCHEMA = 2
+READABLE = (1, 2)
+_KEY: Final = object()  # what the makers of timed records show
 FILE_MODE = 0o644  # temporary files are private; a result is not
 
 
@@ -48,7 +58,17 @@ class ParityRecord:
 class LatencyRecord:
     """One cell of the win/loss table; times in microseconds a token, ``ratio`` above 1 where ours is faster.
 
-    An INVALID cell has a ``reason`` and no times; every other cell has times, an interval, and gates that passed.
+    An INVALID cell has a ``reason`` and no times, and anybody may make one.  Every other cell has times, an interval and gates that
+    passed, and comes from :func:`timed` or from a file.
+
+    Attributes:
+        gate: the level that both sides passed; ``checks``: what it rests on, each ``{"side", "name", "measured"}``.
+        ours_samples_us, baseline_samples_us: every timed call in the order of its side, two a block.
+        host: the host's readings of the same calls, microseconds a token, and what the device did after them (``ours_us``,
+            ``baseline_us``, ``ours_tail_us``, ``baseline_tail_us``, the last two a call).
+        cache: how working set and caches stand to each other.
+        derived: figures that follow from times: GB/s, shares of measured and datasheet bandwidth, cycles, joules a token.
+        conditions: the machine during the timing; ``label`` says what a reader should know of it.
     """
 
     type: ClassVar[str] = "latency"
@@ -72,18 +92,102 @@ class LatencyRecord:
     reason: str = ""
     ours_samples_us: list[float] = field(default_factory=list)
     baseline_samples_us: list[float] = field(default_factory=list)
+    seed: int = 0
+    label: str = ""
+    cache: str = ""
+    checks: list[dict[str, str]] = field(default_factory=list)
+    host: dict[str, list[float]] = field(default_factory=dict)
+    derived: dict[str, float] = field(default_factory=dict)
+    conditions: dict[str, float] = field(default_factory=dict)
+    made_by: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, made_by: object) -> None:
         if self.verdict not in list(Verdict):
             raise ResultError(f"latency.verdict: {self.verdict!r} is none of {', '.join(Verdict)}")
         numbers = (self.ours_us, self.baseline_us, self.ratio, self.low, self.high, self.floor)
         if self.verdict == Verdict.INVALID:
             if not self.reason:
                 raise ResultError("latency.reason: an INVALID cell says why")
-            if any(n is not None for n in numbers):
+            if any(n is not None for n in numbers) or self.ours_samples_us or self.baseline_samples_us:
                 raise ResultError("latency: an INVALID cell carries no time")
-        elif any(n is None or not math.isfinite(n) or n <= 0 for n in numbers) or not self.gate:
+            return
+        if any(n is None or not math.isfinite(n) or n <= 0 for n in numbers) or not self.gate:
             raise ResultError(f"latency: a {self.verdict} cell needs a passed gate and positive, finite numbers, got {numbers}")
+        if made_by is not _KEY:
+            raise TypeError("a record with a time is made by amk_bench.results.timed from a Timing, whose gates have passed")
+
+
+def timed(
+    timing: Timing,
+    *,
+    device: str,
+    mode: str,
+    precision: str,
+    floor: float,
+    seed: int = 0,
+    label: str = "",
+    cache: str = "",
+    derived: Mapping[str, float] | None = None,
+    conditions: Mapping[str, float] | None = None,
+) -> LatencyRecord:
+    """The record of a timing: its interval, its verdict against the noise ``floor``, and everything it rests on."""
+    from amk_bench.gate import Timing
+    from amk_bench.stats import bootstrap
+    from amk_bench.verdict import judge
+
+    if not isinstance(timing, Timing):
+        raise TypeError(f"a record with a time is made from a Timing, whose gates have passed; got {type(timing).__name__}")
+    interval = bootstrap(timing.log_ratios, seed)
+    a, b = timing.microseconds("a"), timing.microseconds("b")
+    subject = timing.ours.subject
+    host: dict[str, list[float]] = {}
+    for name, side in (("ours", "a"), ("baseline", "b")):
+        samples = [s for block in timing.blocks for s in getattr(block, side)]
+        host[f"{name}_us"] = [1e6 * s.host_s / timing.tokens for s in samples]
+        host[f"{name}_tail_us"] = [1e6 * s.tail_s for s in samples]
+    checks = [
+        {"side": side, "name": check.name, "measured": check.measured}
+        for side, gate in (("ours", timing.ours), ("baseline", timing.baseline))
+        for check in gate.checks
+    ]
+    return LatencyRecord(
+        device=device, model=subject.model, mode=mode, precision=precision, batch=subject.batch, position=subject.position,
+        baseline=timing.baseline.subject.engine, verdict=str(judge(interval, floor)), gate=timing.ours.level,
+        ours_us=statistics.median(a), baseline_us=statistics.median(b), ratio=interval.median, low=interval.low,
+        high=interval.high, floor=floor, tokens=timing.tokens, clock=timing.clock, ours_samples_us=a, baseline_samples_us=b,
+        seed=seed, label=label, cache=cache, checks=checks, host=host, derived=dict(derived or {}),
+        conditions=dict(conditions or {}), made_by=_KEY,
+    )  # fmt: skip
+
+
+# Numbers are written with all their digits; what differs by more was not computed from these samples.
+_SAME = 1e-6
+
+
+def recompute(record: LatencyRecord, seed: int | None = None) -> None:
+    """Computes medians, ratio, interval and verdict again from the raw samples; ResultError where the record says otherwise."""
+    from amk_bench.stats import Interval, bootstrap
+    from amk_bench.verdict import judge
+
+    if record.verdict == Verdict.INVALID:
+        return
+    a, b = record.ours_samples_us, record.baseline_samples_us
+    if len(a) != len(b) or len(a) < 2 or len(a) % 2 or min(*a, *b) <= 0:
+        raise ResultError(f"latency: {len(a)} and {len(b)} samples; two positive ones a block of each side are required")
+    log_ratios = [math.log((b[i] + b[i + 1]) / (a[i] + a[i + 1])) for i in range(0, len(a), 2)]
+    told = Interval(record.ratio or 0, record.low or 0, record.high or 0, len(log_ratios))
+    again = bootstrap(log_ratios, record.seed if seed is None else seed)
+    for name, said, found in (
+        ("ours_us", record.ours_us, statistics.median(a)),
+        ("baseline_us", record.baseline_us, statistics.median(b)),
+        ("ratio", told.median, again.median),
+        ("low", told.low, again.low),
+        ("high", told.high, again.high),
+    ):
+        if said is None or abs(said - found) > _SAME * found:
+            raise ResultError(f"latency.{name}: {said}, but its samples give {found}")
+    if record.verdict != judge(told, record.floor or 0):
+        raise ResultError(f"latency.verdict: {record.verdict}, but interval and floor give {judge(told, record.floor or 0)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +236,7 @@ def from_json(data: Mapping[str, Any]) -> Record:
     kind = _KINDS.get(str(data.get("type")))
     if kind is None:
         raise ResultError(f"record type {data.get('type')!r} is none of {', '.join(_KINDS)}")
-    known = {f.name for f in fields(kind)}
+    known = {f.name for f in fields(kind)}  # an InitVar is no field: a file cannot bring its own key
     values = {key: value for key, value in data.items() if key != "type"}
     unknown = sorted(values.keys() - known)
     if unknown:
@@ -140,6 +244,8 @@ def from_json(data: Mapping[str, Any]) -> Record:
     for f in fields(kind):
         if f.name in values and not _fits(values[f.name], str(f.type)):
             raise ResultError(f"{kind.type}.{f.name}: {values[f.name]!r} is not {f.type}")
+    if kind is LatencyRecord:
+        values["made_by"] = _KEY
     try:
         record: Record = kind(**values)
     except TypeError as error:
@@ -165,6 +271,12 @@ def _fits(value: Any, annotation: str) -> bool:
             return isinstance(value, list) and all(_number(v) for v in value)
         case "dict[str, float]":
             return isinstance(value, dict) and all(isinstance(k, str) and _number(v) for k, v in value.items())
+        case "list[dict[str, str]]":
+            return isinstance(value, list) and all(
+                isinstance(v, dict) and all(isinstance(x, str) for pair in v.items() for x in pair) for v in value
+            )
+        case "dict[str, list[float]]":
+            return isinstance(value, dict) and all(isinstance(k, str) and _fits(v, "list[float]") for k, v in value.items())
     raise AssertionError(f"no rule for fields of type {annotation}")
 
 
@@ -186,18 +298,37 @@ def validate(doc: Any) -> list[Record]:
     """Checks a document and returns its records; raises ResultError on the first thing that is wrong."""
     if not isinstance(doc, dict):
         raise ResultError(f"a result is an object, got {type(doc).__name__}")
-    if doc.get("schema") != SCHEMA:
-        raise ResultError(f"schema {doc.get('schema')!r}; this version reads schema {SCHEMA}")
+    schema = doc.get("schema")
+    if schema not in READABLE:
+        raise ResultError(f"schema {schema!r}; this version reads schema {', '.join(map(str, READABLE))}")
     required = {"schema", "created", "fingerprint", "options", *_KINDS}
     if doc.keys() != required:
         odd = sorted(doc.keys() ^ required)
-        raise ResultError(f"{odd[0]}: {'missing' if odd[0] in required else 'not a field of schema 1'}")
+        raise ResultError(f"{odd[0]}: {'missing' if odd[0] in required else f'not a field of schema {schema}'}")
+    if not isinstance(doc["fingerprint"], dict):
+        raise ResultError(f"fingerprint: an object, got {type(doc['fingerprint']).__name__}")
     records: list[Record] = []
     for name in _KINDS:
         if not isinstance(doc[name], list):
             raise ResultError(f"{name}: a list of records, got {type(doc[name]).__name__}")
         records += [from_json({"type": name, **entry}) for entry in doc[name]]
+    for record in records:
+        if isinstance(record, LatencyRecord):
+            _check_times(record, doc)
     return records
+
+
+def _check_times(record: LatencyRecord, doc: Mapping[str, Any]) -> None:
+    """Schema 2 requires checks and samples of every time; schema 1 had no checks, and its seed stands in the fingerprint."""
+    if record.verdict == Verdict.INVALID:
+        return
+    if doc["schema"] == 1:
+        if record.ours_samples_us:
+            recompute(record, int(doc["fingerprint"].get("seeds", {}).get("all", 0)))
+        return
+    if not record.checks:
+        raise ResultError(f"latency.checks: a {record.verdict} cell says which checks its gate rests on")
+    recompute(record)
 
 
 def report_name(doc: Mapping[str, Any]) -> str:
@@ -225,6 +356,17 @@ def write_atomically(path: Path, doc: Any, *, replace: bool = False) -> None:
             os.replace(temporary, path)
         else:
             os.link(temporary, path)  # unlike a rename, refuses to overwrite what another run wrote meanwhile
+        _sync_folder(path.parent)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name reaches the disk too; file systems without this answer with an error that means nothing here."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -11,6 +11,12 @@ import numpy as np
 RESAMPLES = 4000  # the interval's end points move by under 2 % of its width between seeds
 CONFIDENCE = 0.95
 
+# Half the width of an interval that tells a tie at MIN_FLOOR from a slowdown of two per cent: two and a half of it fit between.
+HALF_WIDTH = 0.004
+FEWEST_BLOCKS = 10  # before that many, the spread itself is not known well enough to stop by
+ASKED_EVERY = 5  # blocks between two looks at the interval
+QUICK_RESAMPLES = 500  # for a look; the verdict's interval takes RESAMPLES
+
 # Under this, a difference is not claimed on any machine, however quiet its A/A run was: code layout alone moves a time by as much.
 MIN_FLOOR = 0.01
 # Beyond this a machine shows one and the same thing as half as fast again: no comparison on it says anything.
@@ -33,6 +39,29 @@ class Interval:
             raise ValueError(f"not an interval of ratios: {self.low} <= {self.median} <= {self.high}")
         if self.blocks < 1:
             raise ValueError(f"{self.blocks} blocks; at least 1 is needed")
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval, as a difference of logarithms: 0.004 is 0.4 % to either side."""
+        return 0.5 * math.log(self.high / self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Says when a run is precise enough: its 95 % interval is at most ``half_width`` to either side, in log-ratio.
+
+    The rule looks at the interval's width alone, so that stopping favours no verdict.
+    """
+
+    half_width: float = HALF_WIDTH
+    fewest: int = FEWEST_BLOCKS
+    every: int = ASKED_EVERY
+
+    def __call__(self, log_ratios: Sequence[float]) -> bool:
+        blocks = len(log_ratios)
+        if blocks < self.fewest or (blocks - self.fewest) % self.every:
+            return False
+        return bootstrap(log_ratios, resamples=QUICK_RESAMPLES).half_width <= self.half_width
 
 
 def bootstrap(log_ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval:

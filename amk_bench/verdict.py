@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from amk_bench.stats import Interval
 
 MIN_BLOCKS = 5  # with fewer, no percentile interval of a median reaches 90 % coverage
+# A tie is a claim of equality.  Where the noise floor is wider than this, two sides that differ by two per cent would pass for
+# equal, so nothing is claimed there.
+TIE_LIMIT = 0.015
 
 
 class Verdict(enum.StrEnum):
@@ -30,7 +33,7 @@ def judge(interval: Interval, floor: float) -> Verdict:
     """WIN or LOSS where the whole interval lies outside the noise floor, TIE where it lies inside, else AMBIGUOUS.
 
     ``floor`` is relative (0.01: one per cent).  A ratio above 1 means ours is faster.  Fewer than ``MIN_BLOCKS`` blocks never
-    decide.  Raises ValueError for a floor that is negative or not finite.
+    decide, and a floor above ``TIE_LIMIT`` allows no tie.  Raises ValueError for a floor that is negative or not finite.
     """
     if not 0.0 <= floor < math.inf:
         raise ValueError(f"noise floor {floor} is not a finite number from 0 on")
@@ -42,6 +45,6 @@ def judge(interval: Interval, floor: float) -> Verdict:
         return Verdict.WIN
     if interval.high < lower:
         return Verdict.LOSS
-    if interval.low >= lower and interval.high <= upper:
+    if floor <= TIE_LIMIT and interval.low >= lower and interval.high <= upper:
         return Verdict.TIE
     return Verdict.AMBIGUOUS

@@ -4,6 +4,7 @@
 namespace nb = nanobind;
 
 namespace amk {
+void bind_bandwidth(nb::module_& m);
 void bind_checker(nb::module_& m);
 void bind_oracle(nb::module_& m);
 void bind_vm(nb::module_& m);
@@ -11,7 +12,8 @@ void bind_validate(nb::module_& m);
 }  // namespace amk
 
 NB_MODULE(_native, m) {
-  m.doc() = "Native core of AMK: validator, oracle, certificate checker and CPU VM.";
+  m.doc() = "Native core of AMK: validator, oracle, certificate checker, CPU VM and memory probe.";
+  amk::bind_bandwidth(m);
   amk::bind_checker(m);
   amk::bind_oracle(m);
   amk::bind_vm(m);

@@ -15,10 +15,12 @@ import pytest
 
 from amk_bench.busy import busy_s, witness
 from amk_bench.clock import Sample
+from amk_bench.conditions import POWER_CAPPED, Reading
 from amk_bench.engine import F32, chains_agree
+from amk_bench.floor import Bandwidth
 from amk_bench.measure import BUSY, UNTIMED, Cell, Plan, compare, noise
 from amk_bench.results import LatencyRecord
-from amk_bench.stats import noise_floor
+from amk_bench.stats import Precision, noise_floor
 from amk_bench.verdict import Verdict
 
 T = TypeVar("T")
@@ -53,9 +55,10 @@ def score(ids: Sequence[int], keep: int) -> F32:
 
 
 class Honest:
-    """Decodes the toy language from its own cache; a step takes ``step_s`` with 0.2 % noise."""
+    """Decodes the toy language from its own cache; a step takes ``step_s`` with noise ``spread``."""
 
     precision = "fp32"
+    spread = 0.002
 
     def __init__(self, clock: Clock, step_s: float, name: str = "honest") -> None:
         self.name = name
@@ -75,7 +78,7 @@ class Honest:
         self.cache = [list(self.prefix) for _ in self.cache]
 
     def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
-        self.clock.now_s += tokens * self.step_s * (1 + 0.002 * self.clock.noise.standard_normal())
+        self.clock.now_s += tokens * self.step_s * (1 + self.spread * self.clock.noise.standard_normal())
         out: list[list[int]] = []
         for text, start in zip(self.cache, first, strict=True):
             text.append(start)
@@ -118,6 +121,16 @@ class Short(Honest):
         return super().decode(first, tokens - 1)
 
 
+class Lazy(Honest):
+    """Returns lists that would compute their items when they are looked at."""
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        class Later(list[int]):
+            pass
+
+        return [Later(chain) for chain in super().decode(first, tokens)]
+
+
 def cell(position: int = len(PREFIX), batch: int = 1) -> Cell:
     return Cell("toy", "toy", "exact", batch, PREFIX[:position], tuple(range(VOCABULARY)))
 
@@ -149,7 +162,12 @@ def test_same_engine_is_a_tie_and_a_five_per_cent_slower_one_a_loss() -> None:
 
 @pytest.mark.parametrize(
     ("cheat", "reason"),
-    [(Stale, "returned different tokens"), (OnlyAtZero, "gate of"), (Short, "not 1 lists of 3 ids")],
+    [
+        (Stale, "returned different tokens"),
+        (OnlyAtZero, "gate of"),
+        (Short, "not 1 lists of 3 ids"),
+        (Lazy, "not 1 lists of 3 ids"),
+    ],
 )
 def test_cheats_are_invalid_and_have_no_time(cheat: type[Honest], reason: str) -> None:
     clock = Clock()
@@ -169,6 +187,102 @@ def test_right_at_position_zero_only_passes_there_and_nowhere_else() -> None:
     clock = Clock()
     assert measured(OnlyAtZero(clock, 0.001), Honest(clock, 0.01), cell(position=0)).verdict == Verdict.WIN
     assert measured(OnlyAtZero(clock, 0.001), Honest(clock, 0.01), cell(position=1)).verdict == Verdict.INVALID
+
+
+CPU = Bandwidth(1e9, 1_000_000, 10**8, "toy")  # a step of 10 MB takes at least 8.55 ms
+
+
+@pytest.mark.parametrize(("step_s", "verdict"), [(0.0120, "WIN"), (0.0080, "INVALID")])
+def test_a_side_that_beats_the_memory_is_invalid(step_s: float, verdict: str) -> None:
+    clock = Clock()
+    plan = dataclasses.replace(PLAN, bandwidth=CPU)
+    where = dataclasses.replace(cell(), ours_bytes=10_000_000, baseline_bytes=10_000_000)
+    record, timing = compare(Honest(clock, step_s), Honest(clock, 0.05, "slow"), where, plan, clock, 0.01, score)
+    assert record.verdict == verdict
+    assert (timing is None) == record.reason.startswith("ours: a timed call took") == (verdict == "INVALID")
+    if timing is not None:
+        assert record.derived["ours_share"] == pytest.approx(10_000_000 / step_s / 1e9, rel=0.01)
+        assert record.cache == "cold: working set 10.0 MB, cache 1.0 MB"
+        turned, _ = compare(Honest(clock, 0.05), Honest(clock, 0.008, "fast"), where, plan, clock, 0.01, score)
+        assert turned.reason.startswith("baseline: a timed call took")
+
+
+def test_before_a_time_is_called_impossible_the_memory_is_measured_again() -> None:
+    clock = Clock()
+    where = dataclasses.replace(cell(), ours_bytes=10_000_000)
+    for faster, verdict in ((2e9, "WIN"), (0.5e9, "INVALID")):
+        plan = dataclasses.replace(PLAN, bandwidth=CPU, probe=lambda speed=faster: dataclasses.replace(CPU, bytes_per_s=speed))
+        record, _ = compare(Honest(clock, 0.008), Honest(clock, 0.05, "slow"), where, plan, clock, 0.01, score)
+        assert record.verdict == verdict
+    assert record.derived == {}
+
+
+def test_small_working_sets_are_flushed_before_each_call_and_large_ones_are_not() -> None:
+    for size, calls in ((3_000_000, 4 * PLAN.blocks), (4_000_000, 0), (0, 0)):
+        clock, flushes = Clock(), []
+        plan = dataclasses.replace(PLAN, bandwidth=CPU, flush=lambda done=flushes: done.append(1))
+        where = dataclasses.replace(cell(), ours_bytes=size, baseline_bytes=size)
+        record, _ = compare(Honest(clock, 0.01), Honest(clock, 0.05, "slow"), where, plan, clock, 0.01, score)
+        assert len(flushes) == calls
+        assert ("flushed before each call" in record.cache) == bool(calls)
+
+
+def test_a_machine_that_misbehaves_gives_no_time_and_a_capped_one_is_labelled() -> None:
+    class Told:
+        name = "told"
+
+        def __init__(self, reason: str) -> None:
+            self.reason = reason
+
+        def read(self) -> Reading:
+            return Reading(clock_mhz=1000.0, reasons=(self.reason,))
+
+    for reason, verdict in ((POWER_CAPPED, "WIN"), ("power brake", "INVALID")):
+        clock = Clock()
+        plan = dataclasses.replace(PLAN, meter=Told(reason))
+        record, _ = compare(Honest(clock, 0.01), Honest(clock, 0.05, "slow"), cell(), plan, clock, 0.01, score)
+        assert record.verdict == verdict
+    clock = Clock()
+    plan = dataclasses.replace(PLAN, meter=Told(POWER_CAPPED))
+    record, _ = compare(Honest(clock, 0.01), Honest(clock, 0.05, "slow"), cell(), plan, clock, 0.01, score)
+    assert record.label == "power-capped throughout"
+    assert record.derived["ours_cycles"] == pytest.approx(10_000 * 1000, rel=0.01)
+
+
+class LeavesItRunning(Clock):
+    """A device whose calls end after their window."""
+
+    def measure(self, work: Callable[[], T]) -> tuple[Sample, T]:
+        sample, result = super().measure(work)
+        return Sample(sample.device_s / 2, sample.host_s / 2, sample.device_s / 2), result
+
+
+def test_a_call_that_leaves_work_behind_is_invalid() -> None:
+    clock = LeavesItRunning()
+    record = measured(Honest(clock, 0.01), Honest(clock, 0.05, "slow"), cell())
+    assert record.reason.startswith("ours: the device was still working after the timed window in 12 of 12 calls")
+
+
+def test_each_side_may_have_its_own_clock() -> None:
+    clock, other = Clock(), Clock()
+    record, timing = compare(
+        Honest(clock, 0.01), Honest(other, 0.05, "slow"), cell(), PLAN, clock, 0.01, score, baseline_clock=other
+    )
+    assert timing is not None
+    assert record.ratio == pytest.approx(5.0, rel=0.01)
+
+
+def test_a_precise_run_stops_early_and_an_imprecise_one_goes_on() -> None:
+    for noise_, blocks in ((0.001, 10), (0.03, 60)):
+        clock = Clock()
+        clock.noise = np.random.default_rng(4)
+        plan = Plan(tokens=3, blocks=60, seed=1, precision=Precision())
+        a, b = Honest(clock, 0.01), Honest(clock, 0.02, "slow")
+        a.spread = b.spread = noise_
+        record, timing = compare(a, b, cell(), plan, clock, 0.01, score)
+        assert timing is not None
+        assert len(timing.blocks) == blocks
+        assert record.verdict == "WIN"
 
 
 @pytest.mark.parametrize(("taken", "verdict"), [(0.09, "WIN"), (0.11, "INVALID")])

@@ -22,16 +22,23 @@ L4 = machine.Gpu("NVIDIA L4", "sm_89", 24 << 30, "580.1", "GPU-1")
 
 SUITE = """
 import pytest
-from amk_bench.results import LatencyRecord
+from amk_bench.clock import Sample
+from amk_bench.gate import Check, Subject, Timing, open_gate
+from amk_bench.pairing import Block
+from amk_bench.results import timed
+
+def cell(device, position, ratio):
+    gates = [open_gate(Subject(name, "m", 1, position), "P1", [Check("tokens", True, "all")]) for name in ("AMK", "HF eager")]
+    block = Block((Sample(1e-4, 1e-4),) * 2, (Sample(1e-4 * ratio, 1e-4 * ratio),) * 2, "ABBA")
+    return timed(Timing(*gates, (block,) * 6, 1, "toy"), device=device, mode="exact", precision="fp32", floor=0.012)
 
 def test_parity(amk_record):
     amk_record.parity("P2", "logits against HF", measured="1.2e-6", required="<= 5e-6", passed=True, value=1.2e-6, limit=5e-6)
 
 @pytest.mark.amk_device("latency")
-@pytest.mark.parametrize(("position", "verdict", "ratio"), [(0, "WIN", 2.0), (128, "LOSS", 0.5)])
-def test_latency(amk_record, amk_seconds, amk_arch, position, verdict, ratio):
-    amk_record.latency(LatencyRecord(amk_arch.device, "m", "exact", "fp32", 1, position, "HF eager", verdict, "P1",
-                                     100.0, 100.0 * ratio, ratio, 0.9 * ratio, 1.1 * ratio, 0.012))
+@pytest.mark.parametrize(("position", "ratio"), [(0, 2.0), (128, 0.5)])
+def test_latency(amk_record, amk_seconds, amk_arch, position, ratio):
+    amk_record.latency(cell(amk_arch.device, position, ratio))
     amk_record.note("noise floor measured", {"noise_floor": 0.012})
     amk_seconds.store([0.25, 0.5, 0.75], {"position": position})
 
@@ -158,13 +165,13 @@ def test_device_seconds_and_our_block_are_in_the_benchmark_json(suite: pytest.Py
     assert result.ret == 0
     data = json.loads((suite.path / "out.json").read_text())
     assert [bench["extra_info"]["amk"] for bench in data["benchmarks"]] == [
-        {"schema": 1, "position": 0},
-        {"schema": 1, "position": 128},
+        {"schema": 2, "position": 0},
+        {"schema": 2, "position": 128},
     ]
     for bench in data["benchmarks"]:
         assert bench["stats"]["data"] == [0.25, 0.5, 0.75]
         assert bench["options"]["timer"] == "device_seconds"
-    assert data["machine_info"]["amk"]["schema"] == 1
+    assert data["machine_info"]["amk"]["schema"] == 2
     assert data["machine_info"]["amk"]["cpu"]
     records = results.validate(data["amk"])
     assert [r.verdict for r in records if isinstance(r, results.LatencyRecord)] == ["WIN", "LOSS"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 from amk_bench import fingerprint, results, table
+from amk_bench.clock import Sample
+from amk_bench.gate import Check, PassedGate, Subject, Timing, open_gate
+from amk_bench.pairing import Block
 from amk_bench.results import LatencyRecord, NoteRecord, ParityRecord, ResultError, SkipRecord
 from amk_bench.verdict import Verdict
 from amk_core.machine import Gpu, Machine
@@ -19,8 +23,19 @@ from amk_core.machine import Gpu, Machine
 BASE: dict[str, Any] = {
     "device": "cpu", "model": "m", "mode": "exact", "precision": "fp32", "batch": 1, "position": 0, "baseline": "HF eager",
 }  # fmt: skip
-TIMES: dict[str, Any] = {"gate": "P1", "ours_us": 20.0, "baseline_us": 40.0, "ratio": 2.0, "low": 1.9, "high": 2.1, "floor": 0.01}
-WIN = LatencyRecord(**BASE, verdict="WIN", **TIMES)
+
+
+def measured(ratio: float = 2.0, position: int = 0) -> LatencyRecord:
+    """Six blocks of 20 us a token of ours against ``ratio`` times as much."""
+    made = [open_gate(Subject(name, "m", 1, position), "P1", [Check("tokens", True, "8 of 8")]) for name in ("AMK", "HF eager")]
+    (ours, theirs) = (gate for gate in made if isinstance(gate, PassedGate))
+    blocks = tuple(
+        Block((Sample(20e-6, 25e-6, 1e-6),) * 2, (Sample(20e-6 * ratio * (1 + 0.01 * i), 50e-6),) * 2, "ABBA") for i in range(6)
+    )
+    return results.timed(Timing(ours, theirs, blocks, 1, "toy"), device="cpu", mode="exact", precision="fp32", floor=0.01, seed=3)
+
+
+WIN = measured()
 RECORDS = [
     ParityRecord("P2", "logits", "1e-6", "<= 5e-6", True, value=1e-6, limit=5e-6),
     WIN,
@@ -36,13 +51,13 @@ def doc() -> dict[str, Any]:
 
 def test_documents_survive_json() -> None:
     assert sorted(map(repr, results.validate(doc()))) == sorted(map(repr, RECORDS))
-    assert doc()["schema"] == 1
+    assert doc()["schema"] == 2
 
 
 @pytest.mark.parametrize(
     ("damage", "field"),
     [
-        (lambda d: d.update(schema=2), "schema 2"),
+        (lambda d: d.update(schema=3), "schema 3"),
         (lambda d: d.pop("skipped"), "skipped: missing"),
         (lambda d: d.update(extra=1), "extra: not a field"),
         (lambda d: d["latency"][0].update(ratio="fast"), "latency.ratio"),
@@ -51,6 +66,18 @@ def test_documents_survive_json() -> None:
         (lambda d: d["latency"][0].update(ours_us=None), "needs a passed gate"),
         (lambda d: d["latency"][0].update(gate=""), "needs a passed gate"),
         (lambda d: d["latency"][0].update(speed=3), "latency.speed"),
+        (lambda d: d["latency"][0].update(made_by=1), "latency.made_by"),
+        (lambda d: d["latency"][0].update(checks=[]), "latency.checks"),
+        (lambda d: d["latency"][0].update(checks=[{"side": 1}]), "latency.checks"),
+        (lambda d: d["latency"][0].update(host={"ours_us": "x"}), "latency.host"),
+        (lambda d: d["latency"][0].update(ours_samples_us=[]), "samples"),
+        (lambda d: d["latency"][0]["ours_samples_us"].append(3.0), "13 and 12 samples"),
+        (lambda d: d["latency"][0]["ours_samples_us"].__setitem__(slice(0, 12), [10.0] * 12), "latency.ours_us"),
+        (lambda d: d["latency"][0].update(ratio=2.04), "latency.ratio: 2.04"),
+        (lambda d: d["latency"][0].update(low=2.01), "latency.low"),
+        (lambda d: d["latency"][0].update(verdict="LOSS"), "latency.verdict: LOSS"),
+        (lambda d: d["latency"][0].update(floor=1.5), "latency.verdict: WIN"),
+        (lambda d: d.update(fingerprint=None), "fingerprint"),
         (lambda d: d["parity"][0].pop("passed"), "passed"),
         (lambda d: d["parity"][0].update(passed=1), "parity.passed"),
         (lambda d: d.update(notes={}), "notes: a list"),
@@ -71,11 +98,59 @@ def test_an_invalid_cell_carries_a_reason_and_no_time() -> None:
         LatencyRecord(**BASE, verdict="INVALID", reason="tokens differ", ours_us=3.0)
 
 
+def test_a_time_cannot_be_written_down_by_hand() -> None:
+    """Whatever the fields say: without a Timing, whose gates have passed, there is no record with a time."""
+    fields = {k: v for k, v in results.to_json(WIN).items() if k != "type"}
+    with pytest.raises(TypeError, match=r"made by amk_bench\.results\.timed"):
+        LatencyRecord(**fields)
+    with pytest.raises(TypeError, match=r"made by amk_bench\.results\.timed"):
+        LatencyRecord(**fields, made_by=object())
+    with pytest.raises(TypeError, match=r"made by amk_bench\.results\.timed"):
+        dataclasses.replace(WIN, made_by=None)
+    with pytest.raises(TypeError, match="made from a Timing"):
+        results.timed({"blocks": []}, device="cpu", mode="exact", precision="fp32", floor=0.01)  # type: ignore[arg-type]
+    with pytest.raises(ResultError, match="no time"):
+        LatencyRecord(**BASE, verdict="INVALID", reason="x", ours_samples_us=[1.0])
+
+
+def test_a_timed_record_keeps_every_sample_and_what_its_gates_saw() -> None:
+    assert (WIN.verdict, WIN.gate, WIN.tokens, WIN.clock, WIN.baseline) == ("WIN", "P1", 1, "toy", "HF eager")
+    assert WIN.ratio == pytest.approx(2.0 * 1.025, rel=1e-3)
+    assert WIN.ours_samples_us == pytest.approx([20.0] * 12)
+    assert WIN.host["ours_us"] == pytest.approx([25.0] * 12)
+    assert WIN.host["ours_tail_us"] == pytest.approx([1.0] * 12)
+    assert WIN.checks == [{"side": side, "name": "tokens", "measured": "8 of 8"} for side in ("ours", "baseline")]
+
+
+def test_schema_1_is_read_and_its_figures_are_checked_where_it_has_samples() -> None:
+    old = doc()
+    for name in ("seed", "label", "cache", "checks", "host", "derived", "conditions"):
+        del old["latency"][0][name]
+    old.update(schema=1)
+    old["fingerprint"]["seeds"] = {"all": 3}
+    assert len(results.validate(old)) == 4
+    damaged = json.loads(json.dumps(old))
+    damaged["latency"][0]["ratio"] *= 1.01
+    with pytest.raises(ResultError, match=r"latency\.ratio"):
+        results.validate(damaged)
+    for side in ("ours", "baseline"):
+        del old["latency"][0][f"{side}_samples_us"]
+    assert len(results.validate(old)) == 4
+
+
+def test_every_committed_result_follows_from_its_samples() -> None:
+    committed = sorted((Path(__file__).parents[2] / "reports" / "data").glob("*.json"))
+    assert committed
+    for path in committed:
+        records = results.validate(json.loads(path.read_text("utf-8")))
+        assert all(r.ours_samples_us for r in records if isinstance(r, LatencyRecord) and r.ours_us)
+
+
 def test_numbers_of_numpy_and_enumerations_become_plain() -> None:
-    record = LatencyRecord(**BASE, verdict=Verdict.WIN, **{**TIMES, "ratio": np.float64(2.0)})
+    record = dataclasses.replace(RECORDS[0], value=np.float64(2.0), measured=Verdict.WIN)
     plain = results.to_json(record)
-    assert type(plain["verdict"]) is str
-    assert type(plain["ratio"]) is float
+    assert type(plain["measured"]) is str
+    assert type(plain["value"]) is float
 
 
 def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +180,12 @@ def test_report_names_are_file_names() -> None:
 
 
 def test_losses_stand_first_with_absolute_times_beside_ratios() -> None:
-    loss = LatencyRecord(**{**BASE, "position": 512}, verdict="LOSS", **{**TIMES, "ratio": 0.5, "low": 0.4, "high": 0.6})
+    loss = measured(0.5, position=512)
     invalid = LatencyRecord(**{**BASE, "position": 16}, verdict="INVALID", reason="NaN")
     lines, verdicts = table.win_loss([WIN, loss, invalid])
     assert [v for v in verdicts if v] == ["INVALID", "LOSS", "WIN"]
     row = lines[verdicts.index("LOSS")]
-    for text in ("512", "20.00", "40.00", "0.500x", "0.400 .. 0.600", "P1", "HF eager fp32"):
+    for text in ("512", "20.00", "10.25", "0.512x", "0.502 .. 0.52", "P1", "HF eager fp32"):
         assert text in row
     assert table.tally([WIN, loss, invalid]) == "1 INVALID, 1 LOSS, 1 WIN of 3 cells"
     ascii_lines, _ = table.win_loss([WIN], ascii_only=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from amk_bench.clock import CpuClock, LedgerTimer, Sample
 from amk_bench.pairing import Block, abba
 from amk_bench.stats import MIN_FLOOR, Interval, bootstrap, noise_floor
-from amk_bench.verdict import MIN_BLOCKS, Verdict, judge
+from amk_bench.verdict import MIN_BLOCKS, TIE_LIMIT, Verdict, judge
 
 T = TypeVar("T")
 RATIOS = st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=12)
@@ -139,14 +139,20 @@ def test_verdict_is_exactly_where_the_interval_lies(median: float, down: float, 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(1.03, 1.10, "WIN"), (0.90, 0.97, "LOSS"), (0.99, 1.01, "TIE"), (1.01, 1.05, "AMBIGUOUS"), (0.90, 1.10, "AMBIGUOUS")],
+    [(1.03, 1.10, "WIN"), (0.90, 0.97, "LOSS"), (0.995, 1.01, "TIE"), (1.01, 1.05, "AMBIGUOUS"), (0.90, 1.10, "AMBIGUOUS")],
 )
-def test_verdicts_at_a_floor_of_two_per_cent(low: float, high: float, expected: str) -> None:
-    assert judge(Interval((low + high) / 2, low, high, 10), 0.02) == expected
+def test_verdicts_at_a_floor_of_one_and_a_half_per_cent(low: float, high: float, expected: str) -> None:
+    assert judge(Interval((low + high) / 2, low, high, 10), 0.015) == expected
+
+
+def test_where_the_floor_is_wide_nothing_is_called_equal() -> None:
+    inside = Interval(1.0, 0.999, 1.001, 10)
+    assert judge(inside, TIE_LIMIT) is Verdict.TIE
+    assert judge(inside, 1.01 * TIE_LIMIT) is Verdict.AMBIGUOUS
 
 
 def test_a_floor_above_one_leaves_only_a_factor_to_be_seen_and_no_floor_is_refused() -> None:
-    assert judge(Interval(2.0, 1.9, 2.1, 10), 1.6) is Verdict.TIE
+    assert judge(Interval(2.0, 1.9, 2.1, 10), 1.6) is Verdict.AMBIGUOUS
     assert judge(Interval(4.0, 3.9, 4.1, 10), 1.6) is Verdict.WIN
     for bad in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="noise floor"):
