@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import amk_bench.stats  # noqa: F401  (numpy cannot be loaded twice, and pytester forgets what is loaded inside)
 from amk_bench import results
 from amk_core import machine
 
