@@ -1,4 +1,5 @@
-// Waiting for and signalling monotone counters, with a spin bound and an abort flag; one source for host threads and CTAs.
+// Waiting for and signalling monotone counters, and handing over tagged elements, with a spin bound and an abort flag; one source for
+// host threads and CTAs.
 // A counter only grows during a launch.  A wait that returned kReady has acquired everything released by the signals it counted.
 #pragma once
 #include "abi.h"
@@ -18,7 +19,7 @@
 
 namespace amk {
 
-enum WaitStatus : int32_t { kReady = 0, kTimedOut = 1, kAborted = 2, kStopped = 3 };
+enum WaitStatus : int32_t { kReady = 0, kTimedOut = 1, kAborted = 2, kStopped = 3, kOvertaken = 4 };
 
 constexpr uint32_t kNeverStops = 0xffffffffu;
 
@@ -103,6 +104,52 @@ AMK_PROTOCOL WaitStatus wait_at_least(const uint32_t* counter, int64_t needs, in
   for (uint32_t turn = 0;; ++turn) {
     *has = int64_t(load_acquire(counter));
     if (*has >= needs) return kReady;
+    if (turn % kTurnsPerCheck == kTurnsPerCheck - 1) {
+      if (load_acquire(spin.abort_flag) != 0) return kAborted;
+      if (int64_t(load_acquire(spin.stop_at)) <= step) return kStopped;
+      const uint64_t now = now_ns();
+      if (start == 0) start = now;
+      if (now - start > spin.bound_ns) return kTimedOut;
+    }
+    relax(turn);
+  }
+}
+
+// ---- tagged hand-off: an element and the tag that says whose it is travel in one aligned 8-byte word.  Relaxed accesses order
+// nothing else: a tag proves that this element arrived, not that its writer ended.
+
+AMK_PROTOCOL void store_tagged(uint64_t* word, uint32_t value, uint32_t tag) {
+  const uint64_t both = uint64_t(tag) << 32 | value;
+#if defined(__CUDACC__)
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(word), "l"(both) : "memory");  // one store, never torn
+#else
+  std::atomic_ref<uint64_t>(*word).store(both, std::memory_order_relaxed);
+#endif
+}
+
+AMK_PROTOCOL uint64_t load_tagged(const uint64_t* word) {
+#if defined(__CUDACC__)
+  uint64_t both;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(both) : "l"(word) : "memory");
+  return both;
+#else
+  return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed);
+#endif
+}
+
+// Waits until the word carries exactly `tag`, on behalf of a task of `step`.  Tags of a word only grow, so a newer one means that
+// the value is gone: kOvertaken, never a value.  `has` receives the last tag seen.
+AMK_PROTOCOL WaitStatus wait_tagged(const uint64_t* word, uint32_t tag, int64_t step, const Spin& spin, uint32_t* value, uint32_t* has) {
+  constexpr uint32_t kTurnsPerCheck = 64;
+  uint64_t start = 0;
+  for (uint32_t turn = 0;; ++turn) {
+    const uint64_t both = load_tagged(word);
+    *has = uint32_t(both >> 32);
+    if (*has == tag) {
+      *value = uint32_t(both);
+      return kReady;
+    }
+    if (*has > tag) return kOvertaken;
     if (turn % kTurnsPerCheck == kTurnsPerCheck - 1) {
       if (load_acquire(spin.abort_flag) != 0) return kAborted;
       if (int64_t(load_acquire(spin.stop_at)) <= step) return kStopped;
