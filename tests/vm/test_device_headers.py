@@ -10,7 +10,7 @@ SOURCE = r"""
 #include "protocol.h"
 #include "numerics.h"
 using namespace amk;
-extern "C" __global__ void all(uint32_t* counters, uint32_t* flags, float* x, Fault* fault, uint32_t* words) {
+extern "C" __global__ void all(uint32_t* counters, uint32_t* flags, float* x, Fault* fault, uint32_t* words, uint64_t* tagged) {
   int64_t has;
   const Spin spin{flags, flags + 1, 1000000};
   const int64_t needs = threshold(3, -1, 4, 2);
@@ -21,6 +21,9 @@ extern "C" __global__ void all(uint32_t* counters, uint32_t* flags, float* x, Fa
   x[4] = y + gumbel_f32(out[0]);
   store_release(flags + 1, 5);
   signal(counters + kCounterStride, 1);
+  uint32_t value = 0, tag;
+  if (wait_tagged(tagged, 4, 3, spin, &value, &tag) == kOvertaken) fault->has = tag;
+  store_tagged(tagged + 1, value, 5);
 }
 """
 FLAGS = ["-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"]
