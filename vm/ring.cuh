@@ -17,6 +17,7 @@ namespace amk {
 
 constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kSlotBytes = kSlotUnits * kUnitBytes;
 constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightLow = AMK_FLIGHT_LOW;
+static_assert(kInFlightHigh <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
@@ -154,9 +155,9 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
       }
     }
   }
-  // No copy may be under way when the CTA's shared memory goes back.
-  while (landed != issued) {
-    if (!barrier_wait(&ring.full[landing], landing_parity)) break;
+  // No copy may be under way when the CTA's shared memory goes back; not in a broken launch either, where nobody else is patient.
+  for (const uint64_t start = now_ns(); landed != issued && now_ns() - start <= ring.bound_ns;) {
+    if (!barrier_try(&ring.full[landing], landing_parity)) continue;
     ++landed;
     if (++landing == kSlots) landing = 0, landing_parity ^= 1;
   }
