@@ -154,7 +154,8 @@ def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock, clock_b: 
     for engine in (a, b):
         engine.rewind()
         call(engine)(UNTIMED)
-    return abba(clock, call(a), call(b), plan.blocks, before=before, clock_b=clock_b, enough=plan.precision)
+    seed = plan.seed + cell.position
+    return abba(clock, call(a), call(b), plan.blocks, before=before, clock_b=clock_b, seed=seed, enough=plan.precision)
 
 
 def compare(

@@ -1,14 +1,16 @@
 """Paired timing: A and B alternate in ABBA blocks, so that drift of the machine falls on both alike.
 
-The block is the replicate: its log-ratio is one observation for :mod:`amk_bench.stats`.  Odd blocks run BAAB, so that neither
-side always opens.  Every sample is kept.  A run ends after a number of blocks, or earlier once a rule says that it is precise
-enough; such a rule sees the spread of what was measured, never which side is ahead.
+The block is the replicate: its log-ratio is one observation for :mod:`amk_bench.stats`.  Of two blocks one, drawn at random, runs
+BAAB: neither side always opens, and nothing periodic in the machine (a scheduler's time slices) falls into step with one side.
+Every sample is kept.  A run ends after a number of blocks, or earlier once a rule says that it is precise enough; such a rule sees
+the spread of what was measured, never which side is ahead.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +52,7 @@ def abba(
     before: Callable[[], None] = lambda: None,
     first_call: int = 0,
     clock_b: Clock | None = None,
+    seed: int = 0,
     enough: Callable[[Sequence[float]], bool] | None = None,
 ) -> Iterator[tuple[Block, list[TimedCall]]]:
     """Runs at most ``blocks`` blocks and yields each with what its calls returned.
@@ -62,8 +65,11 @@ def abba(
         raise ValueError(f"{blocks} blocks asked for; at least 1 is needed")
     sides = {"A": (a, clock), "B": (b, clock_b or clock)}
     log_ratios: list[float] = []
+    drawn = random.Random(seed)
     for index in range(blocks):
-        order = "ABBA" if index % 2 == 0 else "BAAB"
+        if index % 2 == 0:
+            orders = drawn.choice((("ABBA", "BAAB"), ("BAAB", "ABBA")))
+        order = orders[index % 2]
         samples: dict[str, list[Sample]] = {"A": [], "B": []}
         outputs: list[TimedCall] = []
         for side in order:

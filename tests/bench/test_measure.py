@@ -273,7 +273,7 @@ def test_each_side_may_have_its_own_clock() -> None:
 
 
 def test_a_precise_run_stops_early_and_an_imprecise_one_goes_on() -> None:
-    for noise_, blocks in ((0.001, 10), (0.03, 60)):
+    for noise_, blocks in ((0.001, 20), (0.03, 60)):
         clock = Clock()
         clock.noise = np.random.default_rng(4)
         plan = Plan(tokens=3, blocks=60, seed=1, precision=Precision())

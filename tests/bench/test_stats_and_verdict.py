@@ -85,9 +85,16 @@ def test_blocks_alternate_and_pairs_get_the_same_inputs() -> None:
 
         return call
 
-    done = list(abba(clock, note("A"), note("B"), 2))
-    assert calls == [("A", 0), ("B", 0), ("B", 1), ("A", 1), ("B", 2), ("A", 2), ("A", 3), ("B", 3)]
-    assert [b.order for b, _ in done] == ["ABBA", "BAAB"]
+    done = list(abba(clock, note("A"), note("B"), 40, seed=1))
+    for index, (block, outputs) in enumerate(done):
+        assert [(c.side, c.number) for c in outputs] == calls[4 * index : 4 * index + 4]
+        assert "".join(c.side for c in outputs) == block.order
+        assert {c.number for c in outputs} == {2 * index, 2 * index + 1}
+        assert [c.number for c in outputs if c.side == "A"] == [c.number for c in outputs if c.side == "B"]
+    orders = [block.order for block, _ in done]
+    assert all(sorted(orders[i : i + 2]) == ["ABBA", "BAAB"] for i in range(0, 40, 2))
+    assert 2 < sum(order == "ABBA" for order in orders[::2]) < 18  # which one comes first is drawn
+    assert orders == [block.order for block, _ in abba(clock, note("A"), note("B"), 40, seed=1)]
     with pytest.raises(ValueError, match="0 blocks"):
         next(abba(clock, note("A"), note("B"), 0))
 
