@@ -1,32 +1,13 @@
-// validate(tables): the order of the parts, the certificate, and the Python binding.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
-
+// The order of the parts: load, run, clocks, rules, and written-out steps where periodic clocks complain.
 #include <algorithm>
-#include <memory>
 
 #include "validate.hpp"
-
-namespace amk {
-void bind_validate(nanobind::module_& m);
-}
-
-namespace nb = nanobind;
 
 namespace amk::validate {
 namespace {
 
 constexpr size_t kWitnesses = 8;
 constexpr i64 kFirstSteps = 8;  // steps written out before more are tried
-
-struct Verdict {
-  Report report;
-  Run run;
-  Clocks clocks;
-  bool accepted = false;
-  std::vector<std::pair<size_t, std::vector<i64>>> witness;  // finding -> tasks completed by every queue, then both enabled (0 or 1)
-};
 
 // Findings that other clocks could change.
 bool needs_clocks(const Finding& f) {
@@ -70,6 +51,8 @@ void witnesses(const Model& m, Verdict& v, bool exact_steps) {
     v.witness.push_back({k, done});
   }
 }
+
+}  // namespace
 
 Verdict decide(const Tables& t) {
   Verdict v;
@@ -116,18 +99,6 @@ Verdict decide(const Tables& t) {
   return v;
 }
 
-template <class T>
-nb::object array(std::vector<T> values) {
-  auto* owned = new std::vector<T>(std::move(values));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
-}
-
-struct Sparse {
-  std::vector<i32> row, queue, value;
-  std::vector<i64> off{0};
-};
-
 // Equal rows are stored once: all tasks behind one barrier share one.
 Sparse sparse(const Clocks& c) {
   Sparse s;
@@ -156,60 +127,4 @@ Sparse sparse(const Clocks& c) {
   return s;
 }
 
-nb::dict validate(nb::bytes data, bool certificate) {
-  // Tables wants 8-byte alignment, which a bytes object grants only by accident.
-  std::vector<uint64_t> aligned((data.size() + 7) / 8 + 1);
-  std::memcpy(aligned.data(), data.c_str(), data.size());
-  const std::string_view view(reinterpret_cast<const char*>(aligned.data()), data.size());
-  std::unique_ptr<Verdict> v;
-  Sparse s;
-  {
-    nb::gil_scoped_release release;
-    const Tables t(view);
-    v = std::make_unique<Verdict>(decide(t));
-    if (v->accepted && certificate) s = sparse(v->clocks);
-  }
-  nb::dict out;
-  out["accepted"] = v->accepted;
-  nb::list findings;
-  for (size_t k = 0; k < v->report.findings.size(); ++k) {
-    const Finding& f = v->report.findings[k];
-    nb::dict d;
-    d["rule"] = kRuleNames[f.rule], d["what"] = f.what, d["undecided"] = f.undecided;
-    d["a"] = f.task_a, d["b"] = f.task_b, d["step_a"] = f.step_a, d["step_b"] = f.step_b;
-    d["buffer"] = f.buffer, d["lo"] = f.lo, d["hi"] = f.hi;
-    d["counter"] = f.counter, d["need"] = f.need, d["have"] = f.have;
-    nb::list chain;
-    for (i64 x : f.chain) chain.append(x);
-    d["chain"] = chain;
-    for (const auto& [at, done] : v->witness)
-      if (at == k) {
-        nb::list completed;
-        for (i64 x : done) completed.append(x);
-        d["completed"] = completed;
-      }
-    findings.append(d);
-  }
-  out["findings"] = findings;
-  nb::dict counts;
-  for (int r = 0; r < kRules; ++r)
-    if (v->report.count[r]) counts[kRuleNames[r]] = v->report.count[r];
-  out["counts"] = counts;
-  if (v->accepted && certificate) {
-    out["unroll"] = v->clocks.unroll;
-    out["replay"] = array(std::move(v->run.order));
-    out["row"] = array(std::move(s.row));
-    out["row_off"] = array(std::move(s.off));
-    out["row_queue"] = array(std::move(s.queue));
-    out["row_value"] = array(std::move(s.value));
-  }
-  return out;
-}
-
-}  // namespace
 }  // namespace amk::validate
-
-void amk::bind_validate(nb::module_& m) {
-  m.def("validate", &amk::validate::validate, nb::arg("tables"), nb::arg("certificate") = true,
-        "Decide the packed tables of a schedule.  Returns a dict: accepted, findings, counts and, when accepted, the certificate columns.");
-}

@@ -6,12 +6,14 @@
 //   validate_affine.cpp    ranges that move with the step and with launch variables
 //   validate_geometry.cpp  rectangles of a group of aliasing buffers -> cells
 //   validate_overlap.cpp   overlap of rectangles of different buffers
+//   validate_bundle.cpp    reads of a broadcast, many at a time
 //   validate_scan.cpp      RACE, COVER, FLOW, PROXY cell by cell
 //   validate_moving.cpp    the same rules where ranges move
 //   validate_tags.cpp      TAG
 //   validate_outputs.cpp   what the host finds
 //   validate_rules.cpp     RO, STOP, reach, and the order of all rules
-//   validate.cpp           the order of things, the certificate and the Python binding
+//   validate.cpp           the order of things and the certificate
+//   bind_validate.cpp      the Python binding
 #pragma once
 #include <array>
 #include <cstdint>
@@ -229,6 +231,7 @@ struct Checker {
   std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges of writers that keep nothing themselves
   std::vector<Group> groups;
   bool need_flow = false;
+  i32 flow_nodes = 0;                        // nodes of `flow` above the tasks: many readers at once
   void feeds(i32 writer, i32 reader) {
     if (need_flow && !keeps[writer]) flow.push_back({writer, reader});
   }
@@ -260,5 +263,70 @@ struct Checker {
   void race(i32 a, i64 ia, i32 b, i64 ib, i64 lo, i64 hi, bool undecided = false);
   void data(Rule, const char* what, i32 acc, i64 step, i32 other, i64 other_step, i64 lo, i64 hi, bool undecided = false);
 };
+
+// ---- bundles
+struct Bundle {
+  i32 list, lo, hi;            // reads [lo, hi) of a list
+  i32 next = -1;               // the bundle of this list made after it
+  size_t low = 0, high = 0;    // [q] each, in the arena
+  i32 label = -1, node = -1, fed = -1;
+  bool mixed = false, maybe = false, async = false;
+  std::array<i64, 2> passed{-1, -1};  // a clock row that all reads are known to precede, 0 and 1 step later
+};
+class Bundles {
+ public:
+  static constexpr size_t kLeast = 8;  // fewer reads are cheaper one by one
+  Bundles(Checker&, const std::vector<i32>& rects);
+  bool listed(i32 k) const { return !lists_[k].acc.empty(); }           // its reads are in a list
+  const std::vector<i32>& writes(i32 k) const { return lists_[k].writes; }
+  bool scan(const std::vector<Item>& items, const std::vector<i32>& lists, const Checker::ScanOptions&);
+
+ private:
+  struct List {
+    std::vector<i32> acc;     // the reads of a rectangle, unless they are few
+    std::vector<i32> index;   // their positions in the replay
+    std::vector<i32> writes;
+  };
+  struct Open {
+    i32 list, lo, hi, step;
+  };
+  struct KeyHash {
+    size_t operator()(const std::array<i32, 3>& k) const {
+      uint64_t h = uint64_t(uint32_t(k[0])) * 0x9E3779B97F4A7C15ull;
+      h = (h ^ uint32_t(k[1])) * 0xD6E8FEB86659FD93ull, h = (h ^ (h >> 32) ^ uint32_t(k[2])) * 0x9E3779B97F4A7C15ull;
+      return h ^ (h >> 29);
+    }
+  };
+  Checker& c;
+  const Model& m;
+  std::vector<List> lists_;
+  std::vector<i32> next_, tail_;  // per list: the bundle expected next, and the one made last
+  std::vector<Bundle> all_;
+  std::vector<i32> arena_;
+  std::unordered_map<std::array<i32, 3>, i32, KeyHash> by_key_;
+  std::vector<Item> reads_;
+  std::vector<Open> open_;
+  std::vector<i32> at_;
+  Bundle& get(i32 list, i32 lo, i32 hi);
+  void build(Bundle&);
+  bool after(const Bundle&, i32 a, i64 later) const;
+  bool before(Bundle&, i32 w, i64 later) const;
+  void feed(Bundle&, i32 w);
+};
+
+// ---- verdict
+struct Verdict {
+  Report report;
+  Run run;
+  Clocks clocks;
+  bool accepted = false;
+  std::vector<std::pair<size_t, std::vector<i64>>> witness;  // finding -> tasks completed by every queue, then both enabled (0 or 1)
+};
+Verdict decide(const Tables&);
+struct Sparse {  // the clock table of a certificate
+  std::vector<i32> row, queue, value;
+  std::vector<i64> off{0};
+};
+Sparse sparse(const Clocks&);
 
 }  // namespace amk::validate

@@ -75,13 +75,15 @@ void Checker::stop() {
 void Checker::reach() {
   // A launch without outputs (a prefill) is run for what it leaves behind, and may compute a whole layer for that.
   if (!need_flow || std::none_of(m.t.buffers.begin(), m.t.buffers.end(), [](const BufferRow& b) { return b.kind == kOutput; })) return;
-  std::vector<i64> from(m.n + 1, 0);  // writers of each reader
+  const i32 nodes = m.n + flow_nodes;
+  std::vector<i64> from(nodes + 1, 0);  // writers of each reader
   for (const auto& e : flow) ++from[e.second + 1];
   std::partial_sum(from.begin(), from.end(), from.begin());
   std::vector<i32> writer(flow.size());
   auto at = from;
   for (const auto& e : flow) writer[at[e.second]++] = e.first;
   std::vector<char> useful(keeps.begin(), keeps.end());
+  useful.resize(nodes, 0);
   std::vector<i32> todo;
   for (i32 b = 0; b < m.n; ++b)
     if (useful[b]) todo.push_back(b);

@@ -194,32 +194,41 @@ void Checker::group_static(const Group& g) {
   for (size_t k = 0; k < rects.size(); ++k) add_rect(rects[k], i32(k));
   for (i32 x : g.init)
     if (!m.rects[x].moves()) add_rect(x, i32(first_init));
-  std::vector<i64> keys;
+  Bundles bundles(*this, rects);
+  std::vector<char> has_write(rects.size(), 0);
+  for (size_t k = 0; k < rects.size(); ++k) has_write[k] = !bundles.writes(i32(k)).empty();
   const int rounds = sub_byte ? 2 : 1;  // sub-byte neighbours share a byte for RACE, not for what a read contains
   for (int round = 0; round < rounds; ++round) {
     o.race = round == 0, o.data = round == rounds - 1;
     if (!cells(m, shapes, sub_byte && round == 0, parts)) return undecided();
     std::vector<Item> items, merged;
+    std::vector<i32> lists;
     auto less = [&](const Item& a, const Item& b) { return a.step != b.step ? a.step < b.step : key(a.acc) < key(b.acc); };
-    for (const Cell& cell : parts) {
-      o.initial = !cell.ids.empty() && cell.ids.back() == first_init;
-      bool writes = false;
-      size_t lists = 0;
-      items.clear();
+    auto gather = [&](const Cell& cell, bool all) {  // accesses in replay order; those of long read lists only if all are wanted
+      items.clear(), lists.clear();
       for (i32 id : cell.ids) {
         if (id == first_init) continue;
-        merged.clear();
+        const bool listed = !all && bundles.listed(id);
+        if (listed) lists.push_back(id);
         const size_t mid = items.size();
-        for (i32 a : acc_of[rects[id]]) {
-          writes |= m.acc[a].write();
-          items.push_back({a, 0});
-        }
-        if (lists++) std::inplace_merge(items.begin(), items.begin() + i64(mid), items.end(), less);
+        for (i32 a : listed ? bundles.writes(id) : acc_of[rects[id]]) items.push_back({a, 0});
+        if (mid == 0 || mid == items.size()) continue;
+        merged.resize(items.size());
+        std::merge(items.begin(), items.begin() + i64(mid), items.begin() + i64(mid), items.end(), merged.begin(), less);
+        items.swap(merged);
       }
-      if (!writes && o.initial && (horizon == 1 || std::none_of(items.begin(), items.end(), [&](const Item& it) {
-                                     return m.step_lifetime(m.rects[m.acc[it.acc].rect].buffer);
-                                   })))
-        continue;
+    };
+    for (const Cell& cell : parts) {
+      o.initial = !cell.ids.empty() && cell.ids.back() == first_init;
+      bool writes = false, step_buffers = false;
+      for (i32 id : cell.ids)
+        if (id != first_init) writes |= has_write[id], step_buffers |= m.step_lifetime(m.rects[rects[id]].buffer);
+      if (!writes && o.initial && (horizon == 1 || !step_buffers)) continue;
+      if (clocks.unroll <= 1) {
+        gather(cell, false);
+        if (bundles.scan(items, lists, o)) continue;
+      }
+      gather(cell, true);
       if (clocks.unroll > 1) {
         const size_t one = items.size();
         for (i64 s = 1; s < clocks.unroll; ++s)
