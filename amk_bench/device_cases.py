@@ -267,7 +267,7 @@ def make_cuda(case: Case, s: Schedule, tiled: Schedule, device: Any, cache: Any)
     else:
         fragments = DeviceTapeLayout.of(tiled)
         tape, where = fragments.build(m.logical), fragments.locate(s)
-    vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, False, cache)
+    vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, cache=cache)
     case.fill(s, vm.buffer)
     return vm
 

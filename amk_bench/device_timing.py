@@ -99,7 +99,9 @@ def timed_vm(
     if "kv" not in keep or keep["kv"].size < kv_bytes:
         keep["kv"] = random_memory(device, kv_bytes, 1.0)
     vm = CudaVM.__new__(CudaVM)
-    vm._start(tables.pack(s), layout.locate(s), keep["tape"], bound, {"kv": keep["kv"]}, device, trace, cache, flight)
+    vm._start(
+        tables.pack(s), layout.locate(s), keep["tape"], bound, {"kv": keep["kv"]}, device, trace=trace, cache=cache, flight=flight
+    )
     vm.buffer("stop_ids")[:] = -1
     vm.buffer("token")[:] = 5
     vm.launch(1, [0] * batch + [1] * batch)

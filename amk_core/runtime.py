@@ -196,9 +196,13 @@ class Model:
         vm.launch(steps, [*p0, *n], spin_timeout_s=self.spin_timeout_s, perturb_seed=self.perturb_seed)
         try:
             k = 0
-            while seen is not None and vm.running:
-                k = vm.poll(k + 1, POLL_S)
-                seen(k)
+            while seen is not None and k < steps:
+                now = vm.poll(k + 1, POLL_S)
+                if now == k and not vm.running:  # it stopped early, or failed: wait() tells
+                    break
+                if now > k:
+                    k = now
+                    seen(k)
         except BaseException:
             vm.abort()
             with contextlib.suppress(LaunchAborted):
@@ -209,14 +213,14 @@ class Model:
             seen(done)
         return done
 
-    def _prefill(self, prompts: Sequence[Tokens]) -> None:
-        """Append the KV rows of every token but the last of each prompt (one prompt a sequence slot)."""
+    def _prefill(self, prompts: Sequence[Tokens], start: int = 0) -> None:
+        """Append the KV rows of every token but the last of each prompt (one prompt a sequence slot), from ``start`` on."""
         lengths = [max(0, len(p) - 1) for p in prompts] + [0] * (self.batch - len(prompts))
-        if not any(lengths):
+        if max(lengths) <= start:
             return
         program = self.program("prefill")
         width = program.geometry.max_steps * program.geometry.chunk
-        for base in range(0, max(lengths), width):
+        for base in range(start, max(lengths), width):
             n = [min(max(length - base, 0), width) for length in lengths]
             buffer = program.vm.buffer("prompt")
             buffer[:] = 0
@@ -280,47 +284,12 @@ class Model:
         self, group: Sequence[Tokens], limit: int, control: npt.NDArray[np.uint32], stops: Sequence[int], first: int,
         on_token: OnToken | None,
     ) -> list[list[int]]:  # fmt: skip
+        """Continue ``group``, whose first prompt is prompt ``first`` of the request; keeps :attr:`stats`."""
         t0 = time.perf_counter()
         self._prefill(group)
         t1 = time.perf_counter()
-        program = self.program("decode")
-        vm = program.vm
-        out: list[list[int]] = [[] for _ in group]
-        live = [True] * len(group) + [False] * (self.batch - len(group))
-        vm.buffer("control")[:] = control.view(vm.buffer("control").dtype)
-        vm.buffer("stop_ids")[:] = -1
-        vm.buffer("stop_ids")[:, : len(stops)] = stops
-        for b, ids in enumerate(group):
-            vm.buffer("token")[b, 0] = ids[-1]
-        made = 0
-        while made < limit and any(live):
-            steps = min(program.geometry.max_steps, limit - made)
-            vm.buffer("done")[:, 0] = [not alive for alive in live]
-            for b in range(self.batch):
-                if not live[b]:
-                    vm.buffer("token")[b, 0] = 0
-            p0 = [len(group[b]) - 1 + made if live[b] else 0 for b in range(self.batch)]
-            taken = 0
-
-            def seen(k: int) -> None:
-                nonlocal taken
-                rows = vm.buffer("out")
-                for i in range(taken, k):
-                    for b in range(len(group)):
-                        if live[b]:
-                            token = int(rows[i, b])
-                            out[b].append(token)
-                            live[b] = token not in stops
-                            if on_token is not None:
-                                on_token(first + b, token)
-                taken = k
-
-            n = [steps if alive else 0 for alive in live]
-            if on_token is None:
-                seen(self._run(program, steps, p0, n, None))
-            else:
-                self._run(program, steps, p0, n, seen)
-            made += taken
+        heard = None if on_token is None else lambda b, token: on_token(first + b, token)
+        out = self._continue([p[-1] for p in group], [len(p) - 1 for p in group], limit, control, stops, heard)
         t2 = time.perf_counter()
         s = self.stats
         self.stats = Stats(
@@ -329,10 +298,61 @@ class Model:
         )  # fmt: skip
         return out
 
-    def prefill(self, prompts: Sequence[Tokens]) -> None:
+    def _continue(
+        self, last: Tokens, positions: Sequence[int], limit: int, control: npt.NDArray[np.uint32] | None, stops: Sequence[int],
+        on_token: OnToken | None,
+    ) -> list[list[int]]:  # fmt: skip
+        """Feed ``last[b]`` at ``positions[b]`` on the KV rows that are there: at most ``limit`` ids each, a stop id ends them.
+
+        ``control``: [batch, CONTROL_WORDS]; None: greedy.
+        """
+        program = self.program("decode")
+        vm, used = program.vm, len(last)
+        idle = self.batch - used
+        vm.buffer("control")[:] = 0 if control is None else control.view(vm.buffer("control").dtype)
+        vm.buffer("stop_ids")[:] = -1
+        vm.buffer("stop_ids")[:, : len(stops)] = stops
+        vm.buffer("token")[:, 0] = [*last, *[0] * idle]
+        out: list[list[int]] = [[] for _ in last]
+        live = [True] * used + [False] * idle
+        made = 0
+        while made < limit and any(live):
+            steps = min(program.geometry.max_steps, limit - made)
+            vm.buffer("done")[:, 0] = [not alive for alive in live]
+            for b in range(self.batch):
+                if not live[b]:
+                    vm.buffer("token")[b, 0] = 0
+            p0 = [positions[b] + made if live[b] else 0 for b in range(self.batch)]
+            taken = 0
+
+            def seen(k: int) -> None:
+                nonlocal taken
+                rows = vm.buffer("out")
+                for i in range(taken, k):
+                    for b in range(used):
+                        if live[b]:
+                            token = int(rows[i, b])
+                            out[b].append(token)
+                            live[b] = token not in stops
+                            if on_token is not None:
+                                on_token(b, token)
+                taken = k
+
+            n = [steps if alive else 0 for alive in live]
+            if on_token is None:
+                seen(self._run(program, steps, p0, n, None))
+            else:
+                self._run(program, steps, p0, n, seen)
+            made += taken
+        return out
+
+    def prefill(self, prompts: Sequence[Tokens], start: int = 0) -> None:
         """Fill the KV rows of every token of each prompt (it may be empty), prompt b in sequence slot b.
 
         :meth:`resume` continues from them, any number of times.
+
+        Args:
+            start: the rows before it are there already, from an earlier call with the same ids.
 
         Raises:
             RequestError: more prompts than slots, a token id out of range, a prompt that does not fit.
@@ -345,7 +365,7 @@ class Model:
             raise RequestError(
                 f"a prompt of {longest} tokens leaves no room in the context of {self.context}; load with a larger one"
             )
-        self._prefill(requests)
+        self._prefill(requests, start)
 
     def resume(self, last: Tokens, positions: Sequence[int], tokens: int) -> list[list[int]]:
         """Greedy continuation on the KV rows that are there: feed ``last[b]`` at ``positions[b]``, return ``tokens`` ids each.
@@ -362,25 +382,16 @@ class Model:
         first = self._tokens(last, 0)
         if min(positions) < 0 or max(positions) + tokens > self.context:
             raise RequestError(f"{tokens} tokens from positions {list(positions)} do not fit the context of {self.context}")
-        program = self.program("decode")
-        vm, idle = program.vm, self.batch - len(first)
-        vm.buffer("control")[:] = 0
-        vm.buffer("stop_ids")[:] = -1
-        vm.buffer("done")[:, 0] = [0] * len(first) + [1] * idle
-        vm.buffer("token")[:, 0] = [*first, *[0] * idle]
-        out: list[list[int]] = [[] for _ in first]
-        for made in range(0, tokens, program.geometry.max_steps):
-            steps = min(program.geometry.max_steps, tokens - made)
-            self._run(program, steps, [*(p + made for p in positions), *[0] * idle], [*[steps] * len(first), *[0] * idle], None)
-            for b, chain in enumerate(out):
-                chain += vm.buffer("out")[:steps, b].tolist()
-        return out
+        return self._continue(first, positions, tokens, None, (), None)
 
-    def logits(self, ids: Tokens) -> npt.NDArray[np.float32]:
-        """Teacher-forced logits, float32 [len(ids), vocab]: row i is what follows ids[0..i].
+    def logits(self, ids: Tokens, start: int = 0) -> npt.NDArray[np.float32]:
+        """Teacher-forced logits, float32 [len(ids) - start, vocab]: row i is what follows ids[0..start + i].
+
+        Args:
+            start: the KV rows before it are there already: of :meth:`prefill` (slot 0) or of an earlier call with the same ids.
 
         Raises:
-            RequestError: as for :meth:`generate`.
+            RequestError: as for :meth:`generate`, or no ids from ``start`` on.
         """
         (ids,) = self._requests(ids)
         if len(ids) > self.context:
@@ -389,14 +400,16 @@ class Model:
         program = self.program("logits")
         geo, vm = program.geometry, program.vm
         width = geo.max_steps * geo.chunk
-        out = np.empty((len(ids), self.graph.vocab_size), np.float32)
-        for base in range(0, len(ids), width):
+        if not 0 <= start < len(ids):
+            raise RequestError(f"logits from position {start} of {len(ids)} ids; required: 0 to {len(ids) - 1}")
+        out = np.empty((len(ids) - start, self.graph.vocab_size), np.float32)
+        for base in range(start, len(ids), width):
             k = min(width, len(ids) - base)
             vm.buffer("prompt")[:] = 0
             vm.buffer("prompt")[0, :k] = ids[base : base + k]
             self._run(program, -(-k // geo.chunk), [base], [k], None)
-            out[base : base + k] = vm.buffer("logits")[:k]
-        self.stats = Stats(len(ids), time.perf_counter() - t0)
+            out[base - start : base - start + k] = vm.buffer("logits")[:k]
+        self.stats = Stats(len(ids) - start, time.perf_counter() - t0)
         return out
 
     # -- requests

@@ -41,6 +41,7 @@ struct Shared {
   int2 cursor;               // place in the weight ring: slot, parity
   int32_t base, n;           // tasks of this queue: first one, how many
   int32_t go;                // the task of this turn may run
+  int32_t tokens[kBatch];    // what the sampler chose, for the host
 };
 __shared__ Shared shared;
 extern __shared__ __align__(128) uint8_t dynamic_shared[];  // kWorkBytes that a task may use as it likes, then the ring

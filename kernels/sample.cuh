@@ -128,7 +128,7 @@ __device__ __forceinline__ int greedy_token(const Context c, SampleWork& work, i
 }
 
 // Returns whether every sequence has stopped.
-__device__ __noinline__ bool run_sample(const Context c, uint32_t* published) {
+__device__ __noinline__ bool run_sample(const Context c) {
   SampleWork& work = *reinterpret_cast<SampleWork*>(c.work());
   const int n_stop = c.p(sample::n_stop_ids), pos = c.p(sample::pos_var);
   bool all_done = true;
@@ -137,7 +137,7 @@ __device__ __noinline__ bool run_sample(const Context c, uint32_t* published) {
     int32_t* token = c.at<int32_t>(sample::token) + seq;
     int32_t* out = c.at<int32_t>(sample::out) + c.step() * kRows + seq;
     if (!c.active(pos, seq)) {
-      if (c.thread == 0) *token = kNoToken, *out = kNoToken;
+      if (c.thread == 0) *token = kNoToken, *out = kNoToken, shared.tokens[seq] = kNoToken;
       continue;
     }
     // All small reads at once: control words and the stop flag by every thread, one stop id a thread.
@@ -154,15 +154,21 @@ __device__ __noinline__ bool run_sample(const Context c, uint32_t* published) {
     for (int i = c.thread + kThreads; i < n_stop; i += kThreads)
       stop = stop || load_shared_i32(c.at<int32_t>(sample::stop_ids) + seq * c.p(kStrideWord) + i) == id;
     stop = any_thread(stop || was_done != 0 || (c.thread < n_stop && stop_id == id));
-    if (c.thread == 0) *token = id, *out = id, *done = stop;
+    if (c.thread == 0) *token = id, *out = id, *done = stop, shared.tokens[seq] = id;
     all_done = all_done && stop;
   }
-  if (c.thread == 0) {
-    c.at<int32_t>(sample::stop)[c.step()] = all_done;
-    // The host may copy the tokens of this step while the launch goes on.
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(published), "r"(uint32_t(c.step()) + 1) : "memory");
-  }
+  if (c.thread == 0) c.at<int32_t>(sample::stop)[c.step()] = all_done;
   return all_done;
+}
+
+// Hands the step's tokens to the host, by the thread that chose them.  Each word carries its own sequence number, so the host needs
+// no order between words; behind the task's signals, so that no queue waits for the bus.
+__device__ __forceinline__ void publish_tokens(const Launch& launch, int step) {
+  const uint32_t number = uint32_t(shared.variables[launch.n_variables]) + uint32_t(step) + 1;
+  uint64_t* row = launch.ring + int64_t(step) * kBatch;
+  for (int seq = 0; seq < kBatch; ++seq)
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;"  // one indivisible word, visible beyond the card
+                 ::"l"(row + seq), "l"(uint64_t(number) << 32 | uint32_t(shared.tokens[seq])) : "memory");
 }
 
 }  // namespace amk

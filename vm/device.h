@@ -53,9 +53,9 @@ struct Launch {
   const uint8_t* tape;
   uint32_t* counters;           // kCounterStride words apart
   uint32_t* halt;               // first step that must not run; 0 after an abort
-  const int32_t* variables;     // flattened launch variables
+  const int32_t* variables;     // flattened launch variables, then the sequence number before the first step
   Fault* fault;
-  uint32_t* published;          // steps whose tokens the host may read
+  uint64_t* ring;               // host memory, [steps][sequences]: {token, sequence number of the step} in one word
   TraceRecord* trace;           // [steps][tasks in queue order], traced builds only
   TraceAnchor* anchors;         // [queues][2], traced builds only
   uint64_t bound_ns;            // longest wait before the launch gives up

@@ -76,16 +76,18 @@ __device__ __forceinline__ void run_project(const Context c) {
 #endif
 }
 
-// Runs one task; false when its data asks for something that does not exist (the fault has been reported).
-__device__ __forceinline__ bool execute(const Launch& launch, const Context c) {
+enum Outcome : int { kFailed = 0, kDone = 1, kSampled = 2 };
+
+// Runs one task; kFailed when its data asks for something that does not exist (the fault has been reported).
+__device__ __forceinline__ Outcome execute(const Launch& launch, const Context c) {
   switch (c.op()) {
     case kEmbed: {
       int row = 0, seen = 0;
-      if (run_embed(c, &row, &seen)) return true;
+      if (run_embed(c, &row, &seen)) return kDone;
       if (c.thread == 0)
         report(launch, Fault{kTokenRange, shared.task[c.turn].id, c.op(), int32_t(blockIdx.x), shared.where[c.turn].y, 0, c.step(),
                              row, seen, c.p(embed::vocab)});
-      return false;
+      return kFailed;
     }
     case kQkv:
     case kGateUp:
@@ -103,7 +105,7 @@ __device__ __forceinline__ bool execute(const Launch& launch, const Context c) {
         sync_tasks();
         tile_argmax(c, finish.out);
       }
-      return true;
+      return kDone;
     }
     case kAttn:
 #if AMK_EXACT
@@ -111,7 +113,7 @@ __device__ __forceinline__ bool execute(const Launch& launch, const Context c) {
 #else
       run_attn_fast(c);
 #endif
-      return true;
+      return kDone;
 #if AMK_FUSED_COMBINE
     case kOProjCombine: {
       namespace a = o_proj_combine;
@@ -121,25 +123,25 @@ __device__ __forceinline__ bool execute(const Launch& launch, const Context c) {
 #else
       gemv_fast<kQSize>(c, CombineSource{partials, c.p(a::pos_var)}, Finish::of(c));
 #endif
-      return true;
+      return kDone;
     }
 #else
     case kAttnCombine:
       run_attn_combine(c);
-      return true;
+      return kDone;
     case kOProj:
       run_project<kQSize>(c);
-      return true;
+      return kDone;
 #endif
     case kDownProj:
       run_project<kInter>(c);
-      return true;
+      return kDone;
     case kSample:
       // Every queue's first task of the next step is ordered behind the sampler, so all of them see the same decision.
-      if (run_sample(c, launch.published) && c.thread == 0) atomicMin(launch.halt, uint32_t(c.step()) + 1);
-      return true;
+      if (run_sample(c) && c.thread == 0) atomicMin(launch.halt, uint32_t(c.step()) + 1);
+      return kSampled;
     default:
-      return true;  // refused by the host
+      return kDone;  // refused by the host
   }
 }
 
@@ -161,7 +163,12 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
         bool go = wait_for(launch, shared.task[turn], where.x, where.y, lane);
         // The stop flag of the step before is behind the first wait of this one: look again, now that the wait holds.
         if (where.y == 0 && where.x > 0) go = go && load_acquire(launch.halt) > uint32_t(where.x);
-        if (lane == 0) shared.go = go && !ring.broken;
+        if (lane == 0 && go && ring.broken) {
+          const DeviceTask& task = shared.task[turn];
+          report(launch, Fault{kWeightTimeout, task.id, task.op, int32_t(blockIdx.x), where.y, 0, where.x, 0, 0, 0});
+          go = false;
+        }
+        if (lane == 0) shared.go = go;
       }
       sync_tasks();
       if (!shared.go) return;
@@ -176,15 +183,16 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&shared.task[turn ^ 1]) + lane * 16),
                      "l"(reinterpret_cast<const uint8_t*>(launch.tasks + shared.base + next) + lane * 16) : "memory");
     }
-    const bool ok = execute(launch, Context::here(turn));
+    const Outcome outcome = execute(launch, Context::here(turn));
     asm volatile("cp.async.wait_all;" ::: "memory");
     const bool first = Context::here(turn).thread == 0;
     if (first) trace.at_end();
     sync_tasks();
-    if (!ok) return;
+    if (outcome == kFailed) return;
     if (first) {
       signal_all(launch, shared.task[turn]);
       trace.store(launch, shared.where[turn].x, shared.base + shared.where[turn].y);
+      if (outcome == kSampled) publish_tokens(launch, shared.where[turn].x);
     }
     if (shared.where[turn ^ 1].x == launch.steps) return;
   }
@@ -202,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32 * amk::kLoaderWa
     shared.base = base, shared.n = n;
     Trace::anchor(launch, 0);
   }
-  for (int i = thread; i < launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
+  for (int i = thread; i <= launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
   if (thread < 32) reinterpret_cast<uint2*>(&shared.task[0])[thread] = __ldg(reinterpret_cast<const uint2*>(launch.tasks + base) + thread);
   __syncthreads();
   if (thread < kThreads) {

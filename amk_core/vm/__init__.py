@@ -15,8 +15,8 @@ class Fault:
     """Why a launch ended early: which task waited for what, or what its data asked for.
 
     Attributes:
-        kind: ``spin-timeout`` or ``token-range``.
-        has, needs: counter value and threshold, or the token id and the vocabulary size.
+        kind: ``spin-timeout``, ``token-range`` or ``weight-timeout`` (a copy of weights did not end).
+        has, needs: counter value and threshold, or the token id and the vocabulary size; 0 where they do not apply.
         counter, row: -1 where they do not apply.
     """
 
@@ -35,6 +35,8 @@ class Fault:
         where = f"T{self.task} {self.op} (Q{self.queue}#{self.position}, step {self.step})"
         if self.kind == "token-range":
             return f"{where}: row {self.row} has token id {self.has}, the vocabulary has {self.needs}"
+        if self.kind == "weight-timeout":
+            return f"{where}: the weights of an earlier task of this queue did not arrive; is spin_timeout_s too short?"
         return f"{where} waits c{self.counter} >= {self.needs} (has {self.has}) and nothing moves; is spin_timeout_s too short?"
 
 

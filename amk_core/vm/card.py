@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from amk_core.schedule import tables
 from amk_core.schedule.ir import Kind, Schedule
-from amk_core.schedule.pack import Tape, TapeLayout, logical_weight
+from amk_core.schedule.pack import Provider, Tape, TapeError, TapeLayout, logical_weight
 from amk_core.targets import Target
+from amk_core.vm import nvrtc
 from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
-from amk_core.vm.driver import Device, Memory
-from amk_core.vm.plan import MAX_FAST_ROWS
+from amk_core.vm.driver import Device, Memory, call, pointers
+from amk_core.vm.plan import MAX_FAST_ROWS, Dims, plan_build
 
 if TYPE_CHECKING:
     from amk_core.runtime import Model
@@ -53,8 +56,7 @@ class Card:
             CudaOutOfMemory: the card is too small; the message says how much is needed.
         """
         if self._layout is None or self._tape is None:
-            self._layout, data = self._pack(model, schedule)
-            self._tape = self.device.upload(data)
+            self._layout, self._tape = self._pack(model, schedule)
         if self._kv is None:
             self._kv = self.device.memory(schedule.pool_bytes("kv"))
             self._kv.fill(0)
@@ -72,13 +74,55 @@ class Card:
             pools={"kv": self._kv}, device=self.device,
         )  # fmt: skip
 
-    @staticmethod
-    def _pack(model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Any]:
+    def _pack(self, model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:
+        """The weight tape on the card.  The one of fast mode is put in order there, one weight at a time."""
+
         def weight(name: str) -> Any:
             return logical_weight(model.graph, model.imported.weights.get, name)
 
         if model.mode == "exact":
             layout = TapeLayout.of(schedule)
-            return layout, Tape.build(layout, weight).data
+            return layout, self.device.upload(Tape.build(layout, weight).data)
         fragments = DeviceTapeLayout.of(schedule)
-        return fragments, fragments.build(weight)
+        build = plan_build(Dims.of(schedule), self.device.facts.arch, self.device.facts.smem_bytes)
+        packer = Packer(self.device, nvrtc.build(build.defines, self.device.facts.arch).data)
+        return fragments, packer.tape(fragments, weight)
+
+
+class Packer:
+    """Puts row-major bf16 weights in fragment order on the card (``amk_pack`` of any build)."""
+
+    def __init__(self, device: Device, cubin: bytes) -> None:
+        device.activate()
+        self._device, self._module = device, device.module(cubin)
+        self._pack = device.function(self._module, "amk_pack")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_module"):
+            self._device.destroy("cuModuleUnload", self._module)
+
+    def tape(self, layout: DeviceTapeLayout, provider: Provider) -> Memory:
+        """The tape of a layout; ``provider`` as for :meth:`amk_core.schedule.pack.Tape.build`.
+
+        Raises:
+            TapeError: a weight of another shape than the schedule expects.
+            CudaOutOfMemory: the card is too small.
+        """
+        tape = self._device.memory(layout.bytes)
+        for w, name in enumerate(layout.weights):
+            mine = layout.segments[layout.segments[:, 0] == w]
+            matrix, want = provider(name), (int(mine[:, 2].max()), int(mine[0, 3]))
+            if matrix.shape != want:
+                raise TapeError(f"weight {name} is {list(matrix.shape)}, the schedule expects {list(want)}")
+            rows = self._device.upload(np.ascontiguousarray(matrix.astype(ml_dtypes.bfloat16, copy=False)).view(np.uint16))
+            self._put(rows, want[1], np.ascontiguousarray(mine[:, [1, 2, 4]]), tape)
+        return tape
+
+    def _put(self, rows: Memory, k: int, segments: npt.NDArray[np.int64], tape: Memory) -> None:
+        """One weight; ``segments``: first row, end row and byte offset of each tile."""
+        where = self._device.upload(segments)
+        values = (np.array([rows.address], np.uint64), np.array([k], np.int32), np.array([where.address], np.uint64),
+                  np.array([tape.address], np.uint64))  # fmt: skip
+        args, _alive = pointers(*values)
+        call("cuLaunchKernel", self._pack, 16, len(segments), 1, 256, 1, 1, 0, 0, args.ctypes.data, 0)
+        call("cuCtxSynchronize")

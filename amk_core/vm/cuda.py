@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,18 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from amk_core.schedule import ops, tables
-from amk_core.schedule.ir import DTYPE_BITS, Kind, Lifetime, Schedule
+from amk_core.schedule.ir import Schedule
 from amk_core.vm import Fault, LaunchAborted, LaunchResult, VmFault, nvrtc
-from amk_core.vm.driver import CudaError, Device, Memory, call, finished, pointers
+from amk_core.vm.device_memory import DeviceBuffers
+from amk_core.vm.driver import CudaError, Device, Graph, HostMemory, Memory, call, finished, pointers
 from amk_core.vm.plan import Build, Dims, ProgramError, plan_build
 from amk_core.vm.program import COUNTER_STRIDE, FAULT, LAUNCH, build_program
+from amk_core.vm.token_ring import TokenRing
 
 SPIN_TIMEOUT_S = 2.0  # far above any task on a GPU; a fault, not a performance limit
 NO_HALT = 0xFFFFFFFF
-_VIEW: Mapping[str, Any] = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "b32": np.uint32, "bf16": np.uint16}
-_FAULT_KINDS = {1: "spin-timeout", 2: "token-range"}
-_CONTROL = np.dtype([("halt", "<u4"), ("published", "<u4"), ("pad", "<u4", 14), ("fault", FAULT)])
-_ALIGN = 256
+QUIET_S = 1e-3  # without a token for so long, the driver is asked whether the launch is still there
+POLL_S = 2e-5
+MAX_VARIABLES = 63
+_FAULT_KINDS = {1: "spin-timeout", 2: "token-range", 3: "weight-timeout"}
+# What a launch finds on the card: one copy from pinned memory brings it there, so that a captured launch can be given new values.
+_CONTROL = np.dtype([("halt", "<u4"), ("pad", "<u4", 15), ("fault", FAULT), ("variables", "<i4", MAX_VARIABLES + 1)])
 
 
 class CudaVM:
@@ -40,6 +45,8 @@ class CudaVM:
         device: the card; default: the first one.
         trace: build with the tracer.
 
+    Several machines may live in one process and on one card; their launches run one after the other where they do not fit at once.
+
     Raises:
         CertificateRefused: the tables are not certified.
         ProgramError: the tables ask for something that the kernels do not run.
@@ -54,25 +61,33 @@ class CudaVM:
         from amk_core.vm.cpu import check
 
         check(tables, certificate)
-        self._start(tables, task_weight, tape, bound or {}, pools or {}, device or Device(), trace, cache)
+        self._start(tables, task_weight, tape, bound or {}, pools or {}, device or Device(), trace=trace, cache=cache)
 
     def _start(
         self, data: bytes, task_weight: npt.NDArray[np.int64], tape: npt.NDArray[np.uint8] | Memory,
-        bound: Mapping[str, npt.NDArray[Any] | Memory], pools: Mapping[str, Memory], device: Device, trace: bool,
-        cache: Path | None, flight: tuple[int, int] | None = None,
+        bound: Mapping[str, npt.NDArray[Any] | Memory], pools: Mapping[str, Memory], device: Device, *, trace: bool = False,
+        cache: Path | None = None, flight: tuple[int, int] | None = None, macros: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
+        """Without the certificate: the door of tests and measurements.  ``macros``: more definitions for the build."""
+        self._running, self._handles = False, []
         self._s = s = tables.unpack(data)
         self._device, facts = device, device.facts
         self._dims = dims = Dims.of(s)
-        self._running = False
         if not facts.cooperative:
             raise CudaError(f"{facts.name} has no cooperative launch, which the device VM needs; use backend='cpu'")
-        if len(s.variable_names()) > 64:
-            raise ProgramError(f"{len(s.variable_names())} launch variables, the device VM takes at most 64")
+        if facts.driver // 1000 < nvrtc.version()[0]:
+            have, need = f"{facts.driver // 1000}.{facts.driver % 1000 // 10}", ".".join(map(str, nvrtc.version()))
+            raise CudaError(
+                f"the driver of {facts.name} supports CUDA {have}, the compiler here is NVRTC {need}, whose code it cannot load; "
+                f"update the driver, or run: pip install 'amk[cuda{facts.driver // 1000}]'"
+            )
+        if len(s.variable_names()) > MAX_VARIABLES:
+            raise ProgramError(f"{len(s.variable_names())} launch variables, the device VM takes at most {MAX_VARIABLES}")
         self.build: Build = plan_build(dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight)
-        self.cubin = nvrtc.build(self.build.defines, facts.arch, cache)
+        self.cubin = nvrtc.build({**self.build.defines, **(macros or {})}, facts.arch, cache)
+        device.activate()
         module = device.module(self.cubin.data)
-        self._module = module
+        self._handles.append(("cuModuleUnload", module))
         self._run = device.function(module, "amk_run", self.build.shared_bytes)
         resident = int(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._run, self.build.threads, self.build.shared_bytes))
         if resident * facts.sms < s.n_queues:
@@ -81,8 +96,8 @@ class CudaVM:
                 f"({facts.sms} SMs); lower the model for this card"
             )
         self._tape = tape if isinstance(tape, Memory) else device.upload(tape)
-        self._allocate(bound, pools)
-        program = build_program(s, dims, self.build.defines["AMK_SLOT_UNITS"], self._address, task_weight, self._tape.address)
+        self.memory = DeviceBuffers(s, device, bound, pools)
+        program = build_program(s, dims, self.build.defines["AMK_SLOT_UNITS"], self.memory.address, task_weight, self._tape.address)
         if not dims.exact and len(program.tiles):
             end = int((program.tiles["offset"] + program.tiles["units"].astype(np.uint64) * np.uint64(512)).max())
             if end > self._tape.size:
@@ -91,85 +106,55 @@ class CudaVM:
             device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1))
             for a in (program.tasks, program.queue_off, program.tiles, program.tile_off, program.more_waits, program.more_signals)
         ]
+        self._program = program
         self._counters = device.memory(max(1, program.n_counters) * COUNTER_STRIDE * 4)
         self._control = device.memory(_CONTROL.itemsize)
-        self._variables = device.memory(4 * 64)
+        self._staging = HostMemory(device, _CONTROL.itemsize)
+        self._sequences = dims.rows // dims.chunk
+        self._ring_memory = HostMemory(device, 8 * s.steps * self._sequences)
+        self._ring = TokenRing(self._ring_memory.bytes.view(np.uint64), s.steps, self._sequences)
         self._trace = device.memory(16 * s.steps * s.n_tasks if trace else 16)
         self._anchors = device.memory(32 * s.n_queues)
         self._stream, self._side = device.stream(), device.stream()
+        self._handles += [("cuStreamDestroy", self._stream), ("cuStreamDestroy", self._side)]
         self._launch = np.zeros(1, LAUNCH)
         for name, m in zip(("tasks", "queue_off", "tiles", "tile_off", "waits", "signals"), self._kept, strict=True):
             self._launch[name] = m.address
         self._launch["tape"], self._launch["counters"] = self._tape.address, self._counters.address
         self._launch["halt"] = self._control.address
-        self._launch["published"] = self._control.address + 4
+        self._launch["ring"] = self._ring_memory.address
         self._launch["fault"] = self._control.address + _CONTROL.fields["fault"][1]  # type: ignore[index]
-        self._launch["variables"] = self._variables.address
+        self._launch["variables"] = self._control.address + _CONTROL.fields["variables"][1]  # type: ignore[index]
         self._launch["trace"], self._launch["anchors"] = self._trace.address, self._anchors.address
         self._launch["n_variables"], self._launch["n_tasks"] = len(s.variable_names()), s.n_tasks
-        self._steps = 0
+        self._steps = self._streamed = 0
+        self._out, self._grid = self._output(), s.n_queues
 
-    # -- memory
-    def _allocate(self, bound: Mapping[str, npt.NDArray[Any] | Memory], pools: Mapping[str, Memory]) -> None:
-        s = self._s
-        self._names = {b.name: i for i, b in enumerate(s.buffers)}
-        self._mirrors: dict[str, npt.NDArray[Any]] = {}
-        self._inputs: dict[int, npt.NDArray[Any]] = {}
-        self._own: dict[int, Memory] = {}
-        extent: dict[str, int] = {p.id: 0 for p in s.pools}
-        for name, a in bound.items():
-            i = self._names.get(name)
-            if i is None or s.buffers[i].kind not in (Kind.TABLE, Kind.INPUT):
-                raise ProgramError(f"buffer {name!r} is bound, but it does not exist or is neither a table nor an input")
-            want = s.buffers[i].bytes
-            have = a.size if isinstance(a, Memory) else a.nbytes
-            if have != want:
-                raise ProgramError(f"buffer {name!r} is bound to {have} bytes, required are {want}")
-            if isinstance(a, Memory):
-                self._own[i] = a
-            else:
-                self._own[i] = self._device.upload(
-                    a.view(np.uint8).reshape(-1) if a.flags.c_contiguous else np.ascontiguousarray(a).view(np.uint8).reshape(-1)
-                )
-                if s.buffers[i].kind is Kind.INPUT:
-                    self._inputs[i] = a
-        for i, b in enumerate(s.buffers):
-            if i in self._own or b.kind is Kind.WEIGHT:
-                continue
-            if b.pool not in extent or b.offset < 0 or b.offset % 16:
-                raise ProgramError(f"buffer {b.name!r} lies in no pool, or its offset {b.offset} is not a multiple of 16")
-            if b.kind is Kind.TABLE:
-                self._own[i] = self._device.memory(b.bytes)
-                continue
-            extent[b.pool] = max(extent[b.pool], b.offset + b.bytes)
-        self._pools: dict[str, Memory] = {}
-        for p in s.pools:
-            if p.bytes is not None and extent[p.id] > p.bytes:
-                raise ProgramError(f"buffers of pool {p.id!r} end at byte {extent[p.id]} of {p.bytes}")
-            if p.per_queue and extent[p.id]:
-                raise ProgramError(f"pool {p.id!r} is per queue; the device VM manages shared memory itself")
-            if p.id in pools:
-                if pools[p.id].size < extent[p.id]:
-                    raise ProgramError(f"pool {p.id!r} is given {pools[p.id].size} bytes, required are {extent[p.id]}")
-                self._pools[p.id] = pools[p.id]
-            elif extent[p.id]:
-                self._pools[p.id] = self._device.memory(extent[p.id])
-                self._pools[p.id].fill(0)
-        call("cuCtxSynchronize")
+    def _output(self) -> str | None:
+        """The buffer of the tokens, where the program samples."""
+        c = self._s.columns
+        ids, p = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["sample"])
+        return self._s.buffers[int(p["out"][0])].name if len(ids) else None
 
-    def _address(self, b: int) -> int:
-        m, offset = self._place(b)
-        return m.address + offset
+    def close(self) -> None:
+        """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""
+        if self._running:
+            self.abort()
+            with contextlib.suppress(CudaError):
+                call("cuStreamSynchronize", self._stream)
+            self._running = False
+        for function, handle in reversed(self._handles):
+            self._device.destroy(function, handle)
+        self._handles = []
 
-    def _place(self, b: int) -> tuple[Memory, int]:
-        if b in self._own:
-            return self._own[b], 0
-        buffer = self._s.buffers[b]
-        return self._pools[buffer.pool], buffer.offset
+    def __del__(self) -> None:
+        if getattr(self, "_handles", None):
+            with contextlib.suppress(Exception):
+                self.close()
 
     def pool(self, name: str) -> Memory:
         """A pool's memory on the card, to be shared with another program."""
-        return self._pools[name]
+        return self.memory.pools[name]
 
     @property
     def schedule(self) -> Schedule:
@@ -180,23 +165,11 @@ class CudaVM:
 
         What the host writes into it reaches the card with the next launch; after :meth:`wait` it holds what the card left.
         """
-        if name not in self._mirrors:
-            b = self._s.buffers[self._names[name]]
-            if b.kind is Kind.WEIGHT:
-                raise KeyError(f"{name} is a weight; weights lie in the tape")
-            view = _VIEW.get(b.dtype, np.uint8)
-            n = b.rows * b.cols if b.dtype in _VIEW else b.bytes
-            self._mirrors[name] = np.zeros(n, view).reshape((b.rows, b.cols) if b.dtype in _VIEW else (-1,))
-            if not self._running:
-                self.refresh(name)
-        return self._mirrors[name]
+        return self.memory.mirror(name, fresh=not self._running)
 
     def refresh(self, *names: str) -> None:
         """Copy buffers from the card into their host copies."""
-        self._device.activate()
-        for name in names:
-            m, offset = self._place(self._names[name])
-            m.download(self._mirrors[name], offset)
+        self.memory.refresh(names)
 
     # -- launches
     def launch(
@@ -210,20 +183,9 @@ class CudaVM:
             raise ValueError("the CUDA VM cannot perturb its timing; leave perturb_seed out")
         self._check(steps, variables)
         self._device.activate()
-        s = self._s
         if poison:
-            initial = set(s.columns.init_buffer.tolist())
-            for i, b in enumerate(s.buffers):
-                if b.lifetime is Lifetime.STEP and b.kind is not Kind.WEIGHT and i not in initial and i not in self._own:
-                    m, offset = self._place(i)
-                    m.fill(0xFF, b.bytes, offset, self._stream)
-        for name, mirror in self._mirrors.items():
-            i = self._names[name]
-            if s.buffers[i].kind is not Kind.OUTPUT and not (poison and s.buffers[i].lifetime is Lifetime.STEP):
-                m, offset = self._place(i)
-                m.upload(mirror, offset, self._stream)
-        for i, a in self._inputs.items():
-            self._own[i].upload(a, 0, self._stream)
+            self.memory.poison(self._stream)
+        self.memory.upload(self._stream, poisoned=poison)
         self.enqueue(steps, variables, spin_timeout_s)
         self._running = True
 
@@ -256,72 +218,128 @@ class CudaVM:
                         "launch fewer steps, or lower with partial accesses"
                     )
 
-    def enqueue(self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S) -> None:
-        """Everything of a launch that runs on the card, on this machine's stream: clear counters, set variables, start."""
-        self._host_control = np.zeros(1, _CONTROL)
-        self._host_control["halt"] = NO_HALT
-        self._host_variables = np.array([int(v) for v in variables], np.int32)
-        self._control.upload(self._host_control, 0, self._stream)
-        self._variables.upload(self._host_variables, 0, self._stream)
-        self._counters.fill(0, stream=self._stream)
+    def _arm(self, steps: int, variables: Sequence[int]) -> None:
+        """What the next launch finds: no halt, no fault, its variables, its place in the ring."""
+        control = self._staging.bytes.view(_CONTROL)[0]
+        control["halt"], control["fault"] = NO_HALT, np.zeros((), FAULT)
+        control["variables"][: len(variables)] = variables
+        number = self._ring.arm(steps if self._out else 0)
+        control["variables"][len(variables)] = np.uint32(number).view(np.int32)
+        self._steps, self._streamed = steps, 0
+
+    def enqueue(
+        self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S, stream: Any = None
+    ) -> None:  # fmt: skip
+        """Everything of a launch that runs on the card: one copy, cleared counters, the cooperative launch.
+
+        ``stream``: of this process on this card, for instance another library's that is being captured; default: the machine's own.
+        """
+        self._arm(steps, variables)
+        stream = self._stream if stream is None else stream
+        self._control.upload(self._staging.bytes, 0, stream)
+        self._counters.fill(0, stream=stream)
         self._launch["bound_ns"] = int(min(spin_timeout_s, 1e6) * 1e9)
         self._launch["steps"] = steps
-        self._steps = steps
-        self.start_kernel()
+        self.start_kernel(stream)
 
-    def start_kernel(self) -> None:
+    def start_kernel(self, stream: Any) -> None:
         """The cooperative launch alone."""
         args, self._alive = pointers(self._launch)
-        call("cuLaunchCooperativeKernel", self._run, self._s.n_queues, 1, 1, self.build.threads, 1, 1, self.build.shared_bytes,
-             self._stream, args.ctypes.data)  # fmt: skip
+        call("cuLaunchCooperativeKernel", self._run, self._grid, 1, 1, self.build.threads, 1, 1, self.build.shared_bytes,
+             stream, args.ctypes.data)  # fmt: skip
+
+    def capture(self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S) -> Graph:
+        """A launch of ``steps`` as a CUDA graph, for :meth:`replay`; nothing runs.  Buffers stay as the card has them."""
+        if self._running:
+            raise ValueError("a launch is in flight; wait for it or abort it first")
+        self._check(steps, variables)
+        return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s))
+
+    def replay(self, graph: Graph, variables: Sequence[int]) -> None:
+        """Start a captured launch with other variables; then as after :meth:`launch`."""
+        if self._running:
+            raise ValueError("a launch is in flight; wait for it or abort it first")
+        steps = int(self._launch["steps"][0])
+        self._check(steps, variables)
+        self._arm(steps, variables)
+        graph.launch(self._stream)
+        self._running = True
+
+    def run_task(self, task: int, variables: Sequence[int], steps: int = 1, spin_timeout_s: float = SPIN_TIMEOUT_S) -> None:
+        """The body of one task alone, without waits and signals, in steps 0 to ``steps``; buffers stay as the card has them."""
+        p = self._program
+        place = int(np.flatnonzero(p.tasks["id"] == task)[0])
+        queue = int(np.searchsorted(p.queue_off, place, side="right")) - 1
+        record = p.tasks[place : place + 1].copy()
+        record["n_waits"] = record["n_signals"] = 0
+        before = int(p.streams[p.queue_off[queue] : place].sum())
+        tiles = p.tiles[p.tile_off[queue] + before :][: int(p.streams[place])]
+        whole = self._launch.copy()
+        arrays = {"tasks": record, "queue_off": np.array([0, 1], np.int32), "tiles": tiles,
+                  "tile_off": np.array([0, len(tiles)], np.int32)}  # fmt: skip
+        kept = {name: self._device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1)) for name, a in arrays.items()}
+        try:
+            for name, memory in kept.items():
+                self._launch[name] = memory.address
+            self._grid = 1
+            self.enqueue(steps, variables, spin_timeout_s)
+            self._running = True
+            self.wait()
+        finally:
+            self._launch[:], self._grid = whole, self._s.n_queues
 
     def wait(self) -> LaunchResult:
         """See :class:`amk_core.vm.VirtualMachine`."""
         self._device.activate()
-        call("cuStreamSynchronize", self._stream)
-        self._running = False
-        self._control.download(self._host_control)
-        for name in self._mirrors:
-            self.refresh(name)
-        control = self._host_control[0]
-        fault = control["fault"]
+        try:
+            call("cuStreamSynchronize", self._stream)
+        finally:
+            self._running = False
+        control = np.zeros(1, _CONTROL)
+        self._control.download(control)
+        self.memory.refresh()
+        fault, done = control[0]["fault"], self._ring.arrived() if self._out else self._steps
         if int(fault["kind"]):
             kind = _FAULT_KINDS.get(int(fault["kind"]), "unknown")
-            token = kind == "token-range"
+            spin, token = kind == "spin-timeout", kind == "token-range"
             raise VmFault(Fault(
                 kind, int(fault["task"]), ops.BY_CODE[int(fault["op"])].name, int(fault["queue"]), int(fault["position"]),
-                int(fault["step"]), -1 if token else int(fault["counter"]), int(fault["row"]) if token else -1, int(fault["has"]),
+                int(fault["step"]), int(fault["counter"]) if spin else -1, int(fault["row"]) if token else -1, int(fault["has"]),
                 int(fault["needs"]),
             ))  # fmt: skip
-        done = int(control["published"]) if self._s.stop is not None else self._steps
-        if int(control["halt"]) == 0:
-            raise LaunchAborted(f"aborted after {int(control['published'])} steps")
+        if int(control[0]["halt"]) == 0:
+            raise LaunchAborted(f"aborted after {done} steps")
         return LaunchResult(done, done < self._steps)
 
     def poll(self, steps: int = 0, timeout_s: float = 0.0) -> int:
-        """See :class:`amk_core.vm.VirtualMachine`; host copies of output buffers are brought up to date."""
-        if not self._running:
-            return int(self._host_control[0]["published"])
-        self._device.activate()
-        word, end = np.zeros(2, np.uint32), time.monotonic() + timeout_s
-        while True:
-            self._control.download(word, 0, self._side)
-            call("cuStreamSynchronize", self._side)
-            if int(word[1]) >= steps or time.monotonic() >= end or finished(self._stream):
-                break
-            time.sleep(50e-6)
-        for name, mirror in self._mirrors.items():
-            i = self._names[name]
-            if self._s.buffers[i].kind is Kind.OUTPUT and mirror.nbytes <= 1 << 16:
-                m, offset = self._place(i)
-                m.download(mirror, offset, self._side)
-        call("cuStreamSynchronize", self._side)
-        return int(word[1])
+        """See :class:`amk_core.vm.VirtualMachine`; the host copy of the tokens is brought up to date.
+
+        Looks at the ring, which the card writes into this machine's memory; while tokens come the driver is not asked.
+        """
+        if self._out is None:
+            return self._steps if not self.running else 0
+        now = time.monotonic()
+        end, asked = now + timeout_s, now
+        while (k := self._ring.arrived()) < steps and now < end:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            if now - asked > QUIET_S:
+                if not self.running:
+                    k = self._ring.arrived()
+                    break
+                asked = now
+        if self._out in self.memory.mirrors and k > self._streamed:
+            self.memory.mirrors[self._out][self._streamed : k] = self._ring.tokens(self._streamed, k)
+            self._streamed = k
+        return k
 
     @property
     def running(self) -> bool:
         """A launch is in flight and has not reached its end."""
-        return self._running and not finished(self._stream)
+        if not self._running:
+            return False
+        self._device.activate()
+        return not finished(self._stream)
 
     def abort(self) -> None:
         """See :class:`amk_core.vm.VirtualMachine`."""
@@ -339,23 +357,24 @@ class CudaVM:
         self._check(steps, variables)
         self._device.activate()
         first, last = call("cuEventCreate", 0), call("cuEventCreate", 0)
-        out = []
-        for _ in range(repeats):
-            start = self.start_kernel
+        start, out = self.start_kernel, []
 
-            def timed(start: Any = start) -> None:
-                call("cuEventRecord", first, self._stream)
-                start()
-                call("cuEventRecord", last, self._stream)
+        def timed(stream: Any) -> None:
+            call("cuEventRecord", first, stream)
+            start(stream)
+            call("cuEventRecord", last, stream)
 
-            self.start_kernel = timed  # type: ignore[method-assign]
-            try:
+        self.start_kernel = timed  # type: ignore[method-assign]
+        try:
+            for _ in range(repeats):
                 self.enqueue(steps, variables, spin_timeout_s)
-            finally:
-                del self.start_kernel
-            self._running = True
-            self.wait()
-            out.append(float(call("cuEventElapsedTime", first, last)) * 1e-3)
+                self._running = True
+                self.wait()
+                out.append(float(call("cuEventElapsedTime", first, last)) * 1e-3)
+        finally:
+            del self.start_kernel
+            for event in (first, last):
+                self._device.destroy("cuEventDestroy", event)
         return out
 
     def variables(self, position: int, tokens: int) -> list[int]:
@@ -374,22 +393,3 @@ class CudaVM:
         self._trace.download(records)
         self._anchors.download(anchors)
         return records, anchors
-
-
-def element_bytes(dtype: str) -> int:
-    """Bytes of one element of a storage dtype that is a whole number of bytes."""
-    return DTYPE_BITS[dtype] // 8
-
-
-def pack_on_device(device: Device, module: Any, layout: Any, name: str, weights: Memory, tape: Memory) -> None:
-    """Pack one weight (row-major bf16 on the card) into a fragment-order tape on the card."""
-    w = layout.weights.index(name)
-    mine = layout.segments[layout.segments[:, 0] == w]
-    segments = device.upload(np.ascontiguousarray(mine[:, [1, 2, 4]]))
-    f = device.function(module, "amk_pack")
-    args, _alive = pointers(
-        np.array([weights.address], np.uint64), np.array([int(mine[0, 3])], np.int32), np.array([segments.address], np.uint64),
-        np.array([tape.address], np.uint64),
-    )  # fmt: skip
-    call("cuLaunchKernel", f, 16, len(mine), 1, 256, 1, 1, 0, 0, args.ctypes.data, 0)
-    call("cuCtxSynchronize")

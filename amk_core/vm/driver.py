@@ -5,7 +5,9 @@ Every failure is one clear error: no driver, no card, too old a driver, out of m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,8 @@ class CudaError(RuntimeError):
 class CudaOutOfMemory(CudaError, MemoryError):
     """The card has not enough free memory."""
 
+
+OLDEST_MAJOR = 8  # cp.async and the tensor-core shapes of the kernels
 
 _HINTS = {
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin was built for another architecture; build for the card's own",
@@ -107,12 +111,7 @@ class Memory:
         return m
 
     def __del__(self) -> None:
-        if getattr(self, "_ptr", None) is not None:
-            try:
-                self._device.activate()
-                _driver().cuMemFree(self._ptr)
-            except Exception:  # the interpreter or the context is going away
-                pass
+        _release(self, "cuMemFree")
 
     def upload(self, array: npt.NDArray[Any], offset: int = 0, stream: Any = None) -> None:
         """Copy an array to ``offset``; with a stream the copy is only enqueued (the array must stay alive)."""
@@ -141,8 +140,63 @@ class Memory:
             call("cuMemsetD8Async", self.address + offset, byte, n, stream or 0)
 
 
+class HostMemory:
+    """Pinned bytes of this machine that the card reads and writes where they are; zeros at first, freed with the object.
+
+    ``address`` is their place as the card sees it, ``bytes`` a view of them here (valid as long as this object).
+    """
+
+    def __init__(self, device: Device, size: int) -> None:
+        self._ptr: Any = None
+        self.size, self._device = size, device
+        device.activate()
+        portable, mapped = 1, 2
+        try:
+            self._ptr = call("cuMemHostAlloc", max(size, 64), portable | mapped)
+        except CudaOutOfMemory:
+            raise CudaOutOfMemory(
+                f"{size} bytes of pinned memory cannot be had on this machine; raise its limit of locked memory"
+            ) from None
+        self.address = int(call("cuMemHostGetDevicePointer", self._ptr, 0))
+        self.bytes: npt.NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(int(self._ptr)))
+        self.bytes[:] = 0
+
+    def __del__(self) -> None:
+        _release(self, "cuMemFreeHost")
+
+
+def _release(owner: Any, function: str) -> None:
+    """Free what ``owner._ptr`` names, once; quiet when the interpreter or the context is going away."""
+    pointer, owner._ptr = getattr(owner, "_ptr", None), None
+    if pointer is not None:
+        with contextlib.suppress(Exception):
+            owner._device.activate()
+            getattr(_driver(), function)(pointer)
+
+
+class Graph:
+    """A launch that was captured; made by :meth:`amk_core.vm.cuda.CudaVM.capture`."""
+
+    def __init__(self, device: Device, graph: Any) -> None:
+        self._device, self._graph, self._ptr = device, graph, None
+        self._ptr = call("cuGraphInstantiate", graph, 0)
+
+    def launch(self, stream: Any) -> None:
+        self._device.activate()
+        call("cuGraphLaunch", self._ptr, stream)
+
+    def __del__(self) -> None:
+        _release(self, "cuGraphExecDestroy")
+        self._ptr, self._graph = self._graph, None
+        _release(self, "cuGraphDestroy")
+
+
 class Device:
-    """One card, through its primary context."""
+    """One card, through its primary context.
+
+    Raises:
+        CudaError: no driver, no such card, or one that the device VM does not run on.
+    """
 
     def __init__(self, index: int = 0) -> None:
         call("cuInit", 0)
@@ -164,6 +218,9 @@ class Device:
             int(call("cuDeviceTotalMem", self._device)), ask("L2_CACHE_SIZE"), bool(ask("COOPERATIVE_LAUNCH")),
             int(call("cuDriverGetVersion")),
         )  # fmt: skip
+        major = int(arch.removeprefix("sm_")[:-1])
+        if major < OLDEST_MAJOR:
+            raise CudaError(f"{name} is {arch}; the device VM needs sm_{OLDEST_MAJOR}0 or later (Ampere); use backend='cpu'")
 
     def activate(self) -> None:
         """Make the context current in this thread."""
@@ -182,6 +239,35 @@ class Device:
 
     def module(self, cubin: bytes) -> Any:
         return call("cuModuleLoadData", cubin)
+
+    def synchronize(self) -> None:
+        """Wait for everything on the card."""
+        self.activate()
+        call("cuCtxSynchronize")
+
+    def free_bytes(self) -> int:
+        """Free memory of the card."""
+        self.activate()
+        return int(call("cuMemGetInfo")[0])
+
+    def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
+        """What ``work`` enqueues on ``stream``, as a graph; nothing runs."""
+        self.activate()
+        relaxed = _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        call("cuStreamBeginCapture", stream, relaxed)
+        try:
+            work()
+        except BaseException:
+            with contextlib.suppress(CudaError):
+                call("cuGraphDestroy", call("cuStreamEndCapture", stream))
+            raise
+        return Graph(self, call("cuStreamEndCapture", stream))
+
+    def destroy(self, function: str, handle: Any) -> None:
+        """Give a stream, an event or a module back; quiet when the context is going away."""
+        with contextlib.suppress(Exception):
+            self.activate()
+            getattr(_driver(), function)(handle)
 
     def function(self, module: Any, name: str, shared_bytes: int = 0) -> Any:
         f = call("cuModuleGetFunction", module, name.encode())

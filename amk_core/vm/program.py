@@ -30,7 +30,7 @@ TILE = np.dtype([("offset", "<u8"), ("units", "<u4"), ("block", "<u4")])
 LAUNCH = np.dtype(
     [(name, "<u8") for name in
      ("tasks", "queue_off", "tiles", "tile_off", "waits", "signals", "tape", "counters", "halt", "variables", "fault",
-      "published", "trace", "anchors", "bound_ns")]
+      "ring", "trace", "anchors", "bound_ns")]
     + [(name, "<i4") for name in ("steps", "n_variables", "n_tasks", "reserved")]
 )  # fmt: skip
 FAULT = np.dtype(
@@ -52,6 +52,7 @@ class Program:
     queue_off: npt.NDArray[np.int32]
     tiles: npt.NDArray[Any]  # TILE, in queue order
     tile_off: npt.NDArray[np.int32]
+    streams: npt.NDArray[np.bool_]  # in queue order: the task has a tile in ``tiles``
     more_waits: npt.NDArray[np.int32]  # [n, 3]
     more_signals: npt.NDArray[np.int32]  # [n, 2]
     n_counters: int
@@ -256,6 +257,7 @@ def build_program(
     order = c.queue_task
     tiles = np.zeros(0, TILE)
     tile_off = np.zeros(s.n_queues + 1, np.int32)
+    has = np.zeros(n, bool)
     if dims.exact:
         tasks["weight"] = np.where(weight >= 0, weight + tape_address, 0)
     else:
@@ -267,6 +269,6 @@ def build_program(
         tiles["block"] = np.where(group <= slot_units, slot_units // np.minimum(group, slot_units) * group, group)
         tile_off = np.concatenate([[0], np.cumsum(has)])[c.queue_off].astype(np.int32)
     return Program(
-        tasks[order], c.queue_off.astype(np.int32), tiles, tile_off, np.concatenate(more_waits).astype(np.int32),
+        tasks[order], c.queue_off.astype(np.int32), tiles, tile_off, has, np.concatenate(more_waits).astype(np.int32),
         np.concatenate(more_signals).astype(np.int32), len(s.counters),
     )  # fmt: skip

@@ -1,0 +1,125 @@
+"""The buffers of a program on a card: pools and bound arrays there, host copies here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from amk_core.schedule.ir import Kind, Lifetime, Schedule
+from amk_core.vm.driver import Device, Memory, call
+from amk_core.vm.plan import ProgramError
+
+_VIEW: Mapping[str, Any] = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "b32": np.uint32, "bf16": np.uint16}
+Array = npt.NDArray[Any]
+
+
+class DeviceBuffers:
+    """Where every buffer of a schedule lies on a card.
+
+    Args:
+        bound: arrays for buffers of kind table or input, by name; tables are copied once, inputs before each launch.
+        pools: memory for pools that programs share; the others are allocated and filled with zeros.
+
+    Raises:
+        ProgramError: a binding or a pool does not fit.
+        CudaOutOfMemory: the card is full.
+    """
+
+    def __init__(self, s: Schedule, device: Device, bound: Mapping[str, Array | Memory], pools: Mapping[str, Memory]) -> None:
+        self._s, self._device = s, device
+        self._names = {b.name: i for i, b in enumerate(s.buffers)}
+        self.mirrors: dict[str, Array] = {}
+        self.pools: dict[str, Memory] = {}
+        self._inputs: dict[int, Array] = {}
+        self.own: dict[int, Memory] = {}  # buffers outside the pools, by id
+        for name, a in bound.items():
+            self._bind(name, a)
+        extent: dict[str, int] = {p.id: 0 for p in s.pools}
+        for i, b in enumerate(s.buffers):
+            if i in self.own or b.kind is Kind.WEIGHT:
+                continue
+            if b.pool not in extent or b.offset < 0 or b.offset % 16:
+                raise ProgramError(f"buffer {b.name!r} lies in no pool, or its offset {b.offset} is not a multiple of 16")
+            if b.kind is Kind.TABLE:
+                self.own[i] = device.memory(b.bytes)
+                continue
+            extent[b.pool] = max(extent[b.pool], b.offset + b.bytes)
+        for p in s.pools:
+            if p.bytes is not None and extent[p.id] > p.bytes:
+                raise ProgramError(f"buffers of pool {p.id!r} end at byte {extent[p.id]} of {p.bytes}")
+            if p.per_queue and extent[p.id]:
+                raise ProgramError(f"pool {p.id!r} is per queue; the device VM manages shared memory itself")
+            if p.id in pools:
+                if pools[p.id].size < extent[p.id]:
+                    raise ProgramError(f"pool {p.id!r} is given {pools[p.id].size} bytes, required are {extent[p.id]}")
+                self.pools[p.id] = pools[p.id]
+            elif extent[p.id]:
+                self.pools[p.id] = device.memory(extent[p.id])
+                self.pools[p.id].fill(0)
+        call("cuCtxSynchronize")
+
+    def _bind(self, name: str, a: Array | Memory) -> None:
+        i = self._names.get(name)
+        if i is None or self._s.buffers[i].kind not in (Kind.TABLE, Kind.INPUT):
+            raise ProgramError(f"buffer {name!r} is bound, but it does not exist or is neither a table nor an input")
+        want, have = self._s.buffers[i].bytes, a.size if isinstance(a, Memory) else a.nbytes
+        if have != want:
+            raise ProgramError(f"buffer {name!r} is bound to {have} bytes, required are {want}")
+        if isinstance(a, Memory):
+            self.own[i] = a
+            return
+        self.own[i] = self._device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1))
+        if self._s.buffers[i].kind is Kind.INPUT:
+            self._inputs[i] = a
+
+    def place(self, b: int) -> tuple[Memory, int]:
+        """Memory and offset of a buffer."""
+        if b in self.own:
+            return self.own[b], 0
+        buffer = self._s.buffers[b]
+        return self.pools[buffer.pool], buffer.offset
+
+    def address(self, b: int) -> int:
+        m, offset = self.place(b)
+        return m.address + offset
+
+    def mirror(self, name: str, fresh: bool) -> Array:
+        """The host copy [rows, cols] of a buffer; a new one is taken from the card if ``fresh``."""
+        if name not in self.mirrors:
+            b = self._s.buffers[self._names[name]]
+            if b.kind is Kind.WEIGHT:
+                raise KeyError(f"{name} is a weight; weights lie in the tape")
+            view = _VIEW.get(b.dtype, np.uint8)
+            n = b.rows * b.cols if b.dtype in _VIEW else b.bytes
+            self.mirrors[name] = np.zeros(n, view).reshape((b.rows, b.cols) if b.dtype in _VIEW else (-1,))
+            if fresh:
+                self.refresh([name])
+        return self.mirrors[name]
+
+    def refresh(self, names: Iterable[str] | None = None) -> None:
+        """Copy buffers (default: all that have a host copy) from the card into their host copies."""
+        self._device.activate()
+        for name in list(self.mirrors) if names is None else names:
+            m, offset = self.place(self._names[name])
+            m.download(self.mirrors[name], offset)
+
+    def upload(self, stream: Any, *, poisoned: bool) -> None:
+        """Host copies to the card, but for outputs and, after :meth:`poison`, buffers of a step."""
+        for name, mirror in self.mirrors.items():
+            b = self._s.buffers[self._names[name]]
+            if b.kind is not Kind.OUTPUT and not (poisoned and b.lifetime is Lifetime.STEP):
+                m, offset = self.place(self._names[name])
+                m.upload(mirror, offset, stream)
+        for i, a in self._inputs.items():
+            self.own[i].upload(a, 0, stream)
+
+    def poison(self, stream: Any) -> None:
+        """Fill every buffer of a step that is not initial with NaN."""
+        initial = set(self._s.columns.init_buffer.tolist())
+        for i, b in enumerate(self._s.buffers):
+            if b.lifetime is Lifetime.STEP and b.kind is not Kind.WEIGHT and i not in initial and i not in self.own:
+                m, offset = self.place(i)
+                m.fill(0xFF, b.bytes, offset, stream)
