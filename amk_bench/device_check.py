@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from amk_bench.device_cases import CASES, Array, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
-from amk_bench.device_timing import POSITIONS, Timing, busy_table, hop_table, measure, report, timed_vm, trace
+from amk_bench.device_timing import POSITIONS, Timing, measure, report, timed_vm, trace
 from amk_bench.results import write_atomically
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
+from amk_core.vm import tracing
 
 
 def expect(path: str, only: str) -> int:
@@ -208,7 +209,7 @@ def timings(args: argparse.Namespace) -> int:
                     for position in POSITIONS[model]:
                         axis = trace(traced, position)
                         print(f"{model} at position {position}, microseconds")
-                        print(busy_table(traced, axis), hop_table(traced, axis), sep="\n", flush=True)
+                        print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
             except Exception as e:
                 print(f"FAIL {model} {text}: {type(e).__name__}: {e}", flush=True)
                 failed = 1

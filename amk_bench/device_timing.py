@@ -15,11 +15,12 @@ import numpy.typing as npt
 from amk_bench import fingerprint
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.machine import probe
-from amk_core.schedule import ops, tables
+from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.ir import I32, I64, Kind
+from amk_core.schedule.ir import Kind
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
+from amk_core.vm import tracing
 from amk_core.vm.device_tape import DeviceTapeLayout
 
 Array = npt.NDArray[Any]
@@ -146,68 +147,8 @@ def table(doc: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
-def trace(vm: Any, position: int, steps: int = 4) -> Array:
-    """[steps, tasks in queue order, 4] microseconds of fetch, ready, end and signalled on one time axis.
-
-    The SM clocks of the queues are fitted to the card's timer by their anchors; its tick, 32 ns, is the residual.
-    """
+def trace(vm: Any, position: int, steps: int = 4) -> tracing.Timeline:
+    """A traced launch from ``position`` (the VM must be built with the tracer)."""
     vm.launch(steps, vm.variables(position, steps))
     vm.wait()
-    records, anchors = vm.trace_records()
-    queue = np.repeat(np.arange(vm.schedule.n_queues), np.diff(vm.schedule.columns.queue_off))
-    clock, ns = anchors[..., 0].astype(np.float64), anchors[..., 1].astype(np.float64)
-    rate = (ns[:, 1] - ns[:, 0]) / (clock[:, 1] - clock[:, 0])
-    start = anchors[:, 0, 0].astype(np.int64) & 0xFFFFFFFF
-    ticks = (records.astype(np.int64) - start[queue][None, :, None]) & 0xFFFFFFFF
-    out: Array = (ticks * rate[queue][None, :, None] + (ns[:, 0] - ns[:, 0].min())[queue][None, :, None]) / 1e3
-    return out
-
-
-def busy_table(vm: Any, t: Array) -> str:
-    """Where the time of a step goes, op by op: microseconds a task and, last, a queue and step; ``t`` is from :func:`trace`."""
-    s, c = vm.schedule, vm.schedule.columns
-    op, waits = c.task_op[c.queue_task], (np.diff(c.wait_off) > 0)[c.queue_task]
-    wait, execute, signal = (t[1:, :, k + 1] - t[1:, :, k] for k in range(3))  # the first step warms up
-    lines = ["op                   n | wait mean, max | execute mean, median, max | signal | a queue and step: wait, execute"]
-    for code in np.unique(op):
-        m, w = op == code, (op == code) & waits
-        per = len(t[1:]) * s.n_queues
-        lines.append(
-            f"{ops.BY_CODE[int(code)].name:15s} {m.sum():6d} | {wait[:, w].mean():7.2f} {wait[:, w].max():7.2f} "
-            f"| {execute[:, m].mean():7.2f} {np.median(execute[:, m]):7.2f} {execute[:, m].max():7.2f} "
-            f"| {signal[:, m].mean():5.2f} "
-            f"| {wait[:, m].sum() / per:8.1f} {execute[:, m].sum() / per:8.1f}"
-        )
-    return "\n".join(lines)
-
-
-def hop_table(vm: Any, t: Array) -> str:
-    """Hand-offs, op by op: microseconds from the last signal of the phase before to ready, to the end, to the last signal."""
-    c = vm.schedule.columns
-    order = np.empty(vm.schedule.n_tasks, np.int64)
-    order[c.queue_task] = np.arange(vm.schedule.n_tasks)  # task -> place in the records
-
-    def places(off: I64, counter: I32, keep: npt.NDArray[np.bool_]) -> dict[int, npt.NDArray[np.int64]]:
-        task = np.repeat(np.arange(vm.schedule.n_tasks), np.diff(off))
-        return {int(k): order[task[keep & (counter == k)]] for k in np.unique(counter[keep])}
-
-    producers = places(c.sig_off, c.sig_counter, np.ones(len(c.sig_counter), bool))
-    rows: dict[str, list[list[float]]] = {}
-    for counter, w in places(c.wait_off, c.wait_counter, c.wait_e == 0).items():
-        first = int(c.queue_task[w[0]])
-        made, mine = producers[counter], producers[int(c.sig_counter[c.sig_off[first]])]
-        for step in range(1, len(t)):
-            zero = t[step, made, 3].max()
-            ready, end = t[step, w, 1] - zero, t[step, mine, 2] - zero
-            slow = mine[int(end.argmax())]
-            rows.setdefault(ops.BY_CODE[int(c.task_op[first])].name, []).append(
-                [ready.min(), np.median(ready), ready.max(), np.median(end), end.max(), t[step, mine, 3].max() - zero,
-                 t[step, slow, 2] - t[step, slow, 1]]
-            )  # fmt: skip
-    lines = ["phase                n | ready min, median, max | end median, max | last signal | execute of the slowest"]
-    for name, r in rows.items():
-        a = np.mean(np.array(r), axis=0)
-        lines.append(
-            f"{name:15s} {len(r):6d} | {a[0]:6.2f} {a[1]:6.2f} {a[2]:6.2f} | {a[3]:7.2f} {a[4]:7.2f} | {a[5]:7.2f} | {a[6]:7.2f}"
-        )
-    return "\n".join(lines)
+    return tracing.timeline(vm.schedule, *vm.trace_records())

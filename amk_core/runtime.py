@@ -160,6 +160,17 @@ class Model:
         self._programs[purpose] = Program(schedule, verdict, geo, vm)
         return self._programs[purpose]
 
+    def traced(self) -> Any:
+        """The decode program once more, built with the tracer, on the same weights and KV rows; a CudaVM.
+
+        Raises:
+            RequestError: the model is not on a card.
+        """
+        if self._card is None:
+            raise RequestError("only a model on a card can be traced; load it with backend='cuda'")
+        program = self.program("decode")
+        return self._card.vm(self, program.schedule, program.verdict.certificate, trace=True)
+
     def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
         if self._tape is None:
             get = self.imported.weights.get

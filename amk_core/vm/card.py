@@ -48,7 +48,7 @@ class Card:
         """The prompt tokens of a step that the kernels take, at most ``chunk``."""
         return chunk if mode == "exact" else max(1, min(chunk, MAX_FAST_ROWS // batch))
 
-    def vm(self, model: Model, schedule: Schedule, certificate: object) -> CudaVM:
+    def vm(self, model: Model, schedule: Schedule, certificate: object, trace: bool = False) -> CudaVM:
         """A program of ``model``; the first one, which is the decode program, packs and uploads the weights.
 
         Raises:
@@ -71,7 +71,7 @@ class Card:
                 bound[b.name] = self._tables[key]
         return CudaVM(
             tables.pack(schedule), certificate, task_weight=self._layout.locate(schedule), tape=self._tape, bound=bound,
-            pools={"kv": self._kv}, device=self.device,
+            pools={"kv": self._kv}, device=self.device, trace=trace,
         )  # fmt: skip
 
     def _pack(self, model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:

@@ -1,0 +1,232 @@
+"""From the records of a traced launch to regions: where the time of a decode step goes, op by op.
+
+A record has four SM clocks: the task was taken from the queue, its waits held, its body ended, its signals were out.  Records carry
+no ids: record i of a queue and step is slot i of the queue.  Nothing here needs a card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from amk_core.schedule import ops
+from amk_core.schedule.ir import Schedule
+
+F64 = npt.NDArray[np.float64]
+FETCH, READY, END, SIGNALLED = range(4)
+BETWEEN = "between tasks"
+_WRAP = 1 << 32  # records hold the low word of the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A traced launch on one time axis.
+
+    Attributes:
+        us: [steps, tasks in queue order, 4] microseconds from the first anchor to fetch, ready, end, signalled.
+        residual_ns: largest distance of an anchor from the fitted clock; the card's timer ticks every 32 ns.
+    """
+
+    schedule: Schedule
+    us: F64
+    residual_ns: float
+
+    @property
+    def queue(self) -> npt.NDArray[np.int64]:
+        """The queue of each place of the records."""
+        return np.repeat(np.arange(self.schedule.n_queues), np.diff(self.schedule.columns.queue_off))
+
+    @property
+    def first(self) -> int:
+        """The first step that counts: step 0 warms caches and instruction memory up."""
+        return min(1, len(self.us) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The tasks of one op.  Times in microseconds; those without a unit in the name are means over tasks.
+
+    ``share`` is of the time of all queues; the shares of all regions and of the gaps between tasks add up to 1.
+    """
+
+    name: str
+    tasks: int  # a step
+    wait: float
+    execute: float
+    hand_off: float
+    slowest: float  # execute
+    wait_a_step: float  # a queue's, mean over queues
+    execute_a_step: float
+    hand_off_a_step: float
+    share: float
+
+
+def timeline(s: Schedule, records: npt.NDArray[np.uint32], anchors: npt.NDArray[np.uint64]) -> Timeline:
+    """Fit every queue's clock to the card's timer.
+
+    Args:
+        records: [steps, tasks in queue order, 4], low words of the SM clock.
+        anchors: [queues, 2, 2]: {SM clock, nanoseconds} at the start and the end of each queue; zeros for a queue without tasks.
+
+    The SMs share a frequency, so one rate is fitted to all (the median), and one offset a queue to its two anchors.
+
+    Raises:
+        ValueError: the arrays do not belong to the schedule.
+    """
+    if records.shape[1:] != (s.n_tasks, 4) or anchors.shape != (s.n_queues, 2, 2):
+        raise ValueError(
+            f"records {list(records.shape)} and anchors {list(anchors.shape)} for {s.n_tasks} tasks on {s.n_queues} queues; "
+            f"required are [steps, {s.n_tasks}, 4] and [{s.n_queues}, 2, 2]"
+        )
+    used = np.diff(s.columns.queue_off) > 0
+    zero = int(anchors[used][:, 0, 1].min())
+    clock = (anchors[..., 0] - anchors[:, :1, 0]).astype(np.float64)  # ticks since the queue's own first anchor
+    ns = (anchors[..., 1].astype(np.int64) - zero).astype(np.float64)
+    rate = float(np.median((ns[used, 1] - ns[used, 0]) / clock[used, 1]))
+    offset = (ns - clock * rate).mean(axis=1)
+    residual = float(np.abs(ns - clock * rate - offset[:, None])[used].max())
+    queue = np.repeat(np.arange(s.n_queues), np.diff(s.columns.queue_off))
+    start = (anchors[:, 0, 0] % np.uint64(_WRAP)).astype(np.int64)
+    ticks = (records.astype(np.int64) - start[queue][None, :, None]) % _WRAP
+    # Behind the first wrap of the low word, time goes on: a queue's records are in order.
+    flat = ticks.reshape(len(records), s.n_tasks, 4)
+    for q in np.flatnonzero(used):
+        a, e = int(s.columns.queue_off[q]), int(s.columns.queue_off[q + 1])
+        mine = flat[:, a:e].reshape(-1)
+        flat[:, a:e] = (mine + np.concatenate([[0], np.cumsum(np.diff(mine) < 0)]) * _WRAP).reshape(len(records), e - a, 4)
+    us = (flat * rate + offset[queue][None, :, None]) / 1e3
+    return Timeline(s, us, residual)
+
+
+def gaps(t: Timeline) -> F64:
+    """[steps counted, tasks]: microseconds from the task's signal to the queue's next fetch; 0 behind the last one."""
+    us, off = t.us[t.first :], t.schedule.columns.queue_off
+    out = np.zeros(us.shape[:2])
+    for q in np.flatnonzero(np.diff(off) > 0):
+        mine = us[:, off[q] : off[q + 1]].reshape(-1, 4)
+        gap = np.concatenate([mine[1:, FETCH] - mine[:-1, SIGNALLED], [0.0]])
+        out[:, off[q] : off[q + 1]] = gap.reshape(len(us), -1)
+    return out
+
+
+def regions(t: Timeline) -> list[Region]:
+    """Every op, in the order of the step, and last the gaps between tasks."""
+    s, us = t.schedule, t.us[t.first :]
+    op = s.columns.task_op[s.columns.queue_task]
+    per, between = len(us) * s.n_queues, gaps(t)
+    spent = (us[..., SIGNALLED] - us[..., FETCH]).sum() + between.sum()
+    out = []
+    for code in sorted(np.unique(op), key=lambda c: float(us[:, op == c, READY].min())):
+        mine = us[:, op == code]
+        wait, execute, signal = (mine[..., k + 1] - mine[..., k] for k in range(3))
+        out.append(
+            Region(
+                ops.BY_CODE[int(code)].name, int((op == code).sum()), float(wait.mean()), float(execute.mean()),
+                float(signal.mean()), float(execute.max()), wait.sum() / per, execute.sum() / per, signal.sum() / per,
+                float((wait + execute + signal).sum() / spent),
+            )
+        )  # fmt: skip
+    gap = float(between.sum())
+    out.append(Region(BETWEEN, s.n_tasks, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, gap / spent))
+    return out
+
+
+def step_us(t: Timeline) -> float:
+    """Microseconds a step: from the first fetch to the last signal of the steps that count, mean over queues."""
+    off, us = t.schedule.columns.queue_off, t.us[t.first :]
+    ends = [us[-1, off[q + 1] - 1, SIGNALLED] - us[0, off[q], FETCH] for q in np.flatnonzero(np.diff(off) > 0)]
+    return float(np.mean(ends)) / len(us)
+
+
+def table(t: Timeline) -> str:
+    """The regions as text, in microseconds."""
+    lines = [
+        f"{step_us(t):.1f} us a step over {len(t.us) - t.first} steps; clocks agree within {t.residual_ns:.0f} ns",
+        "region          tasks |  a task: wait  execute  (max)  hand-off | a queue and step: wait  execute  hand-off |  share",
+    ]
+    for r in regions(t):
+        if r.name == BETWEEN:
+            lines.append(f"{r.name:15s} {'':5s} | {'':37s} | {'':38s} | {100 * r.share:5.1f} %")
+            continue
+        lines.append(
+            f"{r.name:15s} {r.tasks:5d} | {r.wait:13.2f} {r.execute:8.2f} {r.slowest:7.2f} {r.hand_off:8.2f} "
+            f"| {r.wait_a_step:22.1f} {r.execute_a_step:8.1f} {r.hand_off_a_step:7.1f} | {100 * r.share:5.1f} %"
+        )
+    return "\n".join(lines)
+
+
+def hand_offs(t: Timeline) -> str:
+    """Phase by phase: microseconds from the last signal of the phase before to ready, to the bodies' end, to the last signal."""
+    c, us = t.schedule.columns, t.us
+    order = np.empty(t.schedule.n_tasks, np.int64)
+    order[c.queue_task] = np.arange(t.schedule.n_tasks)  # task -> place in the records
+
+    def places(off: Any, counter: Any, keep: npt.NDArray[np.bool_]) -> dict[int, npt.NDArray[np.int64]]:
+        task = np.repeat(np.arange(t.schedule.n_tasks), np.diff(off))
+        return {int(k): order[task[keep & (counter == k)]] for k in np.unique(counter[keep])}
+
+    producers = places(c.sig_off, c.sig_counter, np.ones(len(c.sig_counter), bool))
+    rows: dict[str, list[list[float]]] = {}
+    for counter, w in places(c.wait_off, c.wait_counter, c.wait_e == 0).items():
+        first = int(c.queue_task[w[0]])
+        made, mine = producers[counter], producers[int(c.sig_counter[c.sig_off[first]])]
+        for step in range(t.first, len(us)):
+            zero = us[step, made, SIGNALLED].max()
+            ready, end = us[step, w, READY] - zero, us[step, mine, END] - zero
+            slow = mine[int(end.argmax())]
+            rows.setdefault(ops.BY_CODE[int(c.task_op[first])].name, []).append(
+                [ready.min(), np.median(ready), ready.max(), np.median(end), end.max(), us[step, mine, SIGNALLED].max() - zero,
+                 us[step, slow, END] - us[step, slow, READY]]
+            )  # fmt: skip
+    lines = ["phase                n | ready min, median, max | end median, max | last signal | execute of the slowest"]
+    for name, r in rows.items():
+        a = np.mean(np.array(r), axis=0)
+        lines.append(
+            f"{name:15s} {len(r):6d} | {a[0]:6.2f} {a[1]:6.2f} {a[2]:6.2f} | {a[3]:7.2f} {a[4]:7.2f} | {a[5]:7.2f} | {a[6]:7.2f}"
+        )
+    return "\n".join(lines)
+
+
+def events(t: Timeline) -> Iterator[dict[str, Any]]:
+    """Slices for Perfetto in the Trace Event Format (JSON): one thread a queue; wait, the op, and its signal."""
+    s, c = t.schedule, t.schedule.columns
+    layer = np.full(s.n_tasks, -1, np.int64)
+    for spec in ops.SPECS[1:]:
+        ids, p = ops.params_of(c.task_op, c.par_off, c.par, spec)
+        if len(ids) and "layer" in p:
+            layer[ids] = p["layer"]
+    yield {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{s.meta.get('model', 'schedule')} on the card"}}
+    for q in range(s.n_queues):
+        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": q, "args": {"name": f"queue {q}"}}
+    queue = t.queue
+    for step in range(len(t.us)):
+        for place in range(s.n_tasks):
+            task, times = int(c.queue_task[place]), t.us[step, place]
+            name = ops.BY_CODE[int(c.task_op[task])].name
+            about = {"task": task, "step": step, "layer": int(layer[task])}
+            for part, a, e in (("wait", FETCH, READY), (name, READY, END), ("signal", END, SIGNALLED)):
+                length = round(float(times[e] - times[a]), 3)
+                if length > 0:
+                    yield {"ph": "X", "name": part, "cat": name, "pid": 1, "tid": int(queue[place]),
+                           "ts": round(float(times[a]), 3), "dur": length, "args": about}  # fmt: skip
+
+
+def write_perfetto(t: Timeline, path: Path) -> int:
+    """Write the slices for https://ui.perfetto.dev; returns their number.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    n = 0
+    with open(path, "w", encoding="utf-8") as f:
+        f.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
+        for n, event in enumerate(events(t), 1):
+            f.write(("" if n == 1 else ",\n") + json.dumps(event, separators=(",", ":")))
+        f.write("\n]}\n")
+    return n
