@@ -120,7 +120,7 @@ def measure(
     """``repeats`` launches of ``steps`` steps from ``position``."""
     samples = vm.time_launches(steps, vm.variables(position, steps), repeats + 2)[2:]
     us = tuple(x / steps * 1e6 for x in samples)
-    return Timing(model, position, batch, config or {}, steps, us, vm.tape_bytes / READ_BYTES_PER_S * 1e6)
+    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / READ_BYTES_PER_S * 1e6)
 
 
 def report(rows: Sequence[Timing], facts: Any, commit: str) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from amk_core.schedule import ops, tables
 from amk_core.schedule.ir import Schedule
+from amk_core.schedule.pack import LANES, tiles
 from amk_core.vm import Fault, LaunchAborted, LaunchResult, VmFault, nvrtc
 from amk_core.vm.device_memory import DeviceBuffers
 from amk_core.vm.driver import CudaError, Device, Graph, HostMemory, Memory, call, finished, pointers
-from amk_core.vm.plan import Build, Dims, ProgramError, plan_build
+from amk_core.vm.plan import UNIT_BYTES, Build, Dims, ProgramError, plan_build
 from amk_core.vm.program import COUNTER_STRIDE, FAULT, LAUNCH, build_program
 from amk_core.vm.token_ring import TokenRing
 
@@ -99,7 +100,7 @@ class CudaVM:
         self.memory = DeviceBuffers(s, device, bound, pools)
         program = build_program(s, dims, self.build.defines["AMK_SLOT_UNITS"], self.memory.address, task_weight, self._tape.address)
         if not dims.exact and len(program.tiles):
-            end = int((program.tiles["offset"] + program.tiles["units"].astype(np.uint64) * np.uint64(512)).max())
+            end = int((program.tiles["offset"] + program.tiles["units"].astype(np.uint64) * np.uint64(UNIT_BYTES)).max())
             if end > self._tape.size:
                 raise ProgramError(f"the schedule streams up to byte {end} of a tape of {self._tape.size}")
         self._kept = [
@@ -269,14 +270,12 @@ class CudaVM:
         """The body of one task alone, without waits and signals, in steps 0 to ``steps``; buffers stay as the card has them."""
         p = self._program
         place = int(np.flatnonzero(p.tasks["id"] == task)[0])
-        queue = int(np.searchsorted(p.queue_off, place, side="right")) - 1
         record = p.tasks[place : place + 1].copy()
         record["n_waits"] = record["n_signals"] = 0
-        before = int(p.streams[p.queue_off[queue] : place].sum())
-        tiles = p.tiles[p.tile_off[queue] + before :][: int(p.streams[place])]
+        mine = p.tiles[int(p.streams[:place].sum()) :][: int(p.streams[place])]  # tiles stand in queue order
         whole = self._launch.copy()
-        arrays = {"tasks": record, "queue_off": np.array([0, 1], np.int32), "tiles": tiles,
-                  "tile_off": np.array([0, len(tiles)], np.int32)}  # fmt: skip
+        arrays = {"tasks": record, "queue_off": np.array([0, 1], np.int32), "tiles": mine,
+                  "tile_off": np.array([0, len(mine)], np.int32)}  # fmt: skip
         kept = {name: self._device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1)) for name, a in arrays.items()}
         try:
             for name, memory in kept.items():
@@ -383,8 +382,21 @@ class CudaVM:
         return [position] * batch + [tokens] * batch
 
     @property
-    def tape_bytes(self) -> int:
-        return self._tape.size
+    def tape(self) -> Memory:
+        """The weight tape on the card."""
+        return self._tape
+
+    def tile(self, task: int) -> tuple[int, int]:
+        """Bytes [start, end) of the tape that a task reads; (0, 0) where it reads none."""
+        place = int(np.flatnonzero(self._program.tasks["id"] == task)[0])
+        if self._dims.exact:
+            _, first, end, k = (int(x) for x in tiles(self._s)[task])
+            start = int(self._program.tasks["weight"][place]) - self._tape.address
+            return (start, start + (end - first) * -(-k // LANES) * LANES * 4) if first >= 0 else (0, 0)
+        if not self._program.streams[place]:
+            return 0, 0
+        tile = self._program.tiles[int(self._program.streams[:place].sum())]
+        return int(tile["offset"]), int(tile["offset"]) + int(tile["units"]) * UNIT_BYTES
 
     def trace_records(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """(records [steps, tasks in queue order, 4], anchors [queues, 2, 2]) of the last launch of a traced build."""

@@ -15,7 +15,7 @@ from fake_card import FakeCard
 from amk_bench.device_cases import Case
 from amk_core.schedule import tables, validate
 from amk_core.schedule.ir import Schedule
-from amk_core.vm import CertificateRefused, LaunchAborted, VmFault, driver
+from amk_core.vm import CertificateRefused, LaunchAborted, VmFault, cuda, driver
 from amk_core.vm.cuda import _CONTROL, CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import CudaError, CudaOutOfMemory, Device
@@ -143,26 +143,37 @@ def test_a_changed_table_is_refused(make: Callable[..., CudaVM], schedule: Sched
 
 
 # -- launches
-def test_between_tokens_nothing_is_enqueued_and_the_driver_is_not_asked(make: Callable[..., CudaVM], card: FakeCard) -> None:
+def test_between_tokens_nothing_is_enqueued_and_the_driver_is_not_asked(
+    make: Callable[..., CudaVM], card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "QUIET_S", 60.0)  # tokens come in time, however busy this machine is
     vm = make()
-    card.work = lambda c, launch: decode(c, launch, pause_s=0.0002)
+    card.work = lambda c, launch: decode(c, launch, pause_s=0.002)
     vm.buffer("out")
     card.log.clear()
     vm.enqueue(6, [0, 3, 6, 6])
     assert dict(card.log) == {"cuMemcpyHtoDAsync": 1, "cuMemsetD8Async": 1, "cuLaunchCooperativeKernel": 1, f"grid {QUEUES}": 1}
     vm._running = True
     card.log.clear()
-    counts = []
-    while (k := vm.poll(len(counts) + 1, 5.0)) < 6:
-        counts.append(k)
+    counts = [0]
+    while counts[-1] < 6:
+        k = vm.poll(counts[-1] + 1, 5.0)
         assert vm.buffer("out")[k - 1].tolist() == [100 * (k - 1), 100 * (k - 1) + 1]
-        if k >= 6:
-            break
+        counts.append(k)
     assert counts == sorted(set(counts))
-    assert len(counts) >= 2
-    assert card.log["cuStreamQuery"] <= 1
-    assert sum(card.log.values()) <= 2 * card.log["cuStreamQuery"]
+    assert not card.log
     assert vm.wait().steps == 6
+
+
+def test_a_launch_that_dies_is_noticed_while_waiting_for_tokens(make: Callable[..., CudaVM], card: FakeCard) -> None:
+    vm = make()
+    card.work = lambda c, launch: None
+    vm.launch(6, [0, 3, 6, 6])
+    start = time.monotonic()
+    assert vm.poll(1, 30.0) == 0
+    assert time.monotonic() - start < 5.0
+    assert not vm.running
+    vm.wait()
 
 
 def test_numbers_go_on_over_launches_and_old_words_are_never_taken(make: Callable[..., CudaVM], card: FakeCard) -> None:
@@ -296,6 +307,27 @@ def test_one_task_runs_alone_without_waits_and_with_its_own_tile(make: Callable[
             assert [int(tile["offset"]), int(tile["units"])] == layout[t].tolist()
     assert card.log["grid 1"] == 4
     assert (vm._launch["tasks"] == tasks_off).all()
+
+
+def test_only_what_the_host_changed_goes_to_the_card(make: Callable[..., CudaVM], card: FakeCard) -> None:
+    """Another program may have written to a shared pool meanwhile: a stale host copy must not undo that."""
+    a = make()
+    b = make(pools={"kv": a.pool("kv")})
+    card.work = decode
+    keys = a.buffer("L1.k")
+    a.buffer("token")[:] = 7
+    a.launch(1, [0, 3, 1, 1])
+    a.wait()
+    assert a.memory.read("token").tolist() == [[7], [7]]
+    b.memory.write("L1.k", np.full_like(keys, 5))
+    a.launch(1, [0, 3, 1, 1])
+    a.wait()
+    assert (keys == 5).all()
+    keys[3] = 9
+    a.launch(1, [0, 3, 1, 1])
+    a.wait()
+    assert (b.memory.read("L1.k")[3] == 9).all()
+    assert (b.memory.read("L1.k")[4] == 5).all()
 
 
 # -- what is given back
