@@ -32,6 +32,7 @@ class DeviceBuffers:
         self._s, self._device = s, device
         self._names = {b.name: i for i, b in enumerate(s.buffers)}
         self.mirrors: dict[str, Array] = {}
+        self._clean: dict[str, bytes] = {}  # what the card and the host copy held when they were last equal
         self.pools: dict[str, Memory] = {}
         self._inputs: dict[int, Array] = {}
         self.own: dict[int, Memory] = {}  # buffers outside the pools, by id
@@ -95,6 +96,7 @@ class DeviceBuffers:
             view = _VIEW.get(b.dtype, np.uint8)
             n = b.rows * b.cols if b.dtype in _VIEW else b.bytes
             self.mirrors[name] = np.zeros(n, view).reshape((b.rows, b.cols) if b.dtype in _VIEW else (-1,))
+            self._clean[name] = self.mirrors[name].tobytes()
             if fresh:
                 self.refresh([name])
         return self.mirrors[name]
@@ -105,14 +107,36 @@ class DeviceBuffers:
         for name in list(self.mirrors) if names is None else names:
             m, offset = self.place(self._names[name])
             m.download(self.mirrors[name], offset)
+            if self._s.buffers[self._names[name]].kind is not Kind.OUTPUT:
+                self._clean[name] = self.mirrors[name].tobytes()
+
+    def read(self, name: str) -> Array:
+        """A buffer as the card has it, in a new array of the shape of its host copy."""
+        self._device.activate()
+        a = np.empty_like(self.mirror(name, fresh=True))
+        m, offset = self.place(self._names[name])
+        m.download(a, offset)
+        return a
+
+    def write(self, name: str, a: Array) -> None:
+        """Put a buffer on the card at once; ``a`` has its bytes."""
+        self.mirror(name, fresh=False)[...] = a
+        m, offset = self.place(self._names[name])
+        m.upload(self.mirrors[name], offset)
+        self._clean[name] = self.mirrors[name].tobytes()
 
     def upload(self, stream: Any, *, poisoned: bool) -> None:
-        """Host copies to the card, but for outputs and, after :meth:`poison`, buffers of a step."""
+        """Host copies that the host has changed to the card, but for outputs and, after :meth:`poison`, buffers of a step.
+
+        The others are left as the card has them: another program may have written to a shared pool meanwhile.
+        """
         for name, mirror in self.mirrors.items():
             b = self._s.buffers[self._names[name]]
-            if b.kind is not Kind.OUTPUT and not (poisoned and b.lifetime is Lifetime.STEP):
+            wanted = b.kind is not Kind.OUTPUT and not (poisoned and b.lifetime is Lifetime.STEP)
+            if wanted and mirror.tobytes() != self._clean[name]:
                 m, offset = self.place(self._names[name])
                 m.upload(mirror, offset, stream)
+                self._clean[name] = mirror.tobytes()
         for i, a in self._inputs.items():
             self.own[i].upload(a, 0, stream)
 

