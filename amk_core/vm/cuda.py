@@ -254,15 +254,14 @@ class CudaVM:
         if self._running:
             raise ValueError("a launch is in flight; wait for it or abort it first")
         self._check(steps, variables)
-        return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s))
+        return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s), steps)
 
     def replay(self, graph: Graph, variables: Sequence[int]) -> None:
         """Start a captured launch with other variables; then as after :meth:`launch`."""
         if self._running:
             raise ValueError("a launch is in flight; wait for it or abort it first")
-        steps = int(self._launch["steps"][0])
-        self._check(steps, variables)
-        self._arm(steps, variables)
+        self._check(graph.steps, variables)
+        self._arm(graph.steps, variables)
         graph.launch(self._stream)
         self._running = True
 

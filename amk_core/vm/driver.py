@@ -175,10 +175,10 @@ def _release(owner: Any, function: str) -> None:
 
 
 class Graph:
-    """A launch that was captured; made by :meth:`amk_core.vm.cuda.CudaVM.capture`."""
+    """A launch of ``steps`` that was captured; made by :meth:`amk_core.vm.cuda.CudaVM.capture`."""
 
-    def __init__(self, device: Device, graph: Any) -> None:
-        self._device, self._graph, self._ptr = device, graph, None
+    def __init__(self, device: Device, graph: Any, steps: int) -> None:
+        self._device, self._graph, self._ptr, self.steps = device, graph, None, steps
         self._ptr = call("cuGraphInstantiate", graph, 0)
 
     def launch(self, stream: Any) -> None:
@@ -250,8 +250,8 @@ class Device:
         self.activate()
         return int(call("cuMemGetInfo")[0])
 
-    def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
-        """What ``work`` enqueues on ``stream``, as a graph; nothing runs."""
+    def capture(self, stream: Any, work: Callable[[], None], steps: int) -> Graph:
+        """What ``work`` enqueues on ``stream`` (a launch of ``steps``), as a graph; nothing runs."""
         self.activate()
         relaxed = _driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         call("cuStreamBeginCapture", stream, relaxed)
@@ -261,7 +261,7 @@ class Device:
             with contextlib.suppress(CudaError):
                 call("cuGraphDestroy", call("cuStreamEndCapture", stream))
             raise
-        return Graph(self, call("cuStreamEndCapture", stream))
+        return Graph(self, call("cuStreamEndCapture", stream), steps)
 
     def destroy(self, function: str, handle: Any) -> None:
         """Give a stream, an event or a module back; quiet when the context is going away."""

@@ -213,6 +213,9 @@ def test_a_captured_launch_runs_again_with_other_variables(make: Callable[..., C
     graph = vm.capture(4, [0, 3, 4, 4])
     assert not seen
     assert card.captured is None
+    vm.launch(2, [0, 3, 2, 2])  # a launch of other steps in between
+    assert vm.wait().steps == 2
+    seen.clear()
     for position in (0, 4, 8):
         card.log.clear()
         vm.replay(graph, [position, position, 4, 4])
