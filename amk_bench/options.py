@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from amk_core.machine import Machine
 
@@ -17,7 +17,10 @@ Tier = Literal["quick", "default", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options as given; ``model_given`` tells a named model (which may be fetched) from the default one."""
+    """The options as given.
+
+    ``model_given`` tells a named model (which may be fetched) from the default one; ``targets`` are the files and folders named.
+    """
 
     arch: str = "auto"
     device: str | None = None
@@ -26,10 +29,11 @@ class Options:
     tier: Tier = "default"
     require_hardware: bool = False
     update_reports: bool = False
+    targets: tuple[str, ...] = ()
 
     def command(self, *extra: str, arch: str | None = None) -> str:
         """The command line that runs a cell left out here, on a machine that has what it needs."""
-        parts = ["pytest suites", f"--arch={arch or self.arch}"]
+        parts = ["pytest", *self.targets, f"--arch={arch or self.arch}"]
         if self.device:
             parts.append(f'--device="{self.device}"')
         if self.model != DEFAULT_MODEL:
@@ -86,33 +90,62 @@ def resolve(options: Options, machine: Machine) -> Arch:
     return Arch(options.arch, wanted or options.arch, f"no {kind} on this machine ({here})", "asked for")
 
 
+# The short spellings are words that other plugins want too; each stands only where nobody else has taken it.
+_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("arch", {"choices": ARCHES, "default": "auto", "help": "what to compile for and measure (default: this machine's device)"}),
+    ("device", {"metavar": "NAME", "help": "pick the card by (part of) its name: L4 and L40S are both sm_89"}),
+    ("model", {"metavar": "MODEL", "help": f"name, directory, .gguf or hub id; fetched if need be (default: {DEFAULT_MODEL})"}),
+    ("quick", {"action": "store_true", "help": "fewer prompts, blocks and positions: a few minutes on two cores"}),
+    ("full", {"action": "store_true", "help": "every window, position and prompt, and HF's own generate loop"}),
+    ("require-hardware", {"action": "store_true", "help": "fail, rather than skip, when the device of --arch is not here"}),
+    ("update-reports", {"action": "store_true", "help": "write this run's results to reports/data/"}),
+)
+
+
+def _dest(name: str) -> str:
+    return f"amk_{name.replace('-', '_')}"
+
+
 def add_options(parser: pytest.Parser) -> None:
-    """Registers the options in their own group of ``pytest --help``."""
-    group = parser.getgroup("amk", "AMK: parity and speed of compiled models")
-    add = group.addoption
-    add("--arch", choices=ARCHES, default="auto", help="what to compile for and measure (default: this machine's device)")
-    add("--device", metavar="NAME", help="pick the card by (part of) its name: L4 and L40S are both sm_89")
-    add("--model", metavar="MODEL", help=f"name, directory, .gguf or hub id; fetched if need be (default: {DEFAULT_MODEL})")
-    add("--quick", action="store_true", help="fewer prompts, blocks and positions: a few minutes on two cores")
-    add("--full", action="store_true", help="every window, position and prompt, and HF's own generate loop")
-    add("--require-hardware", action="store_true", help="fail, rather than skip, when the device of --arch is not here")
-    add("--update-reports", action="store_true", help="write this run's results to reports/data/")
+    """Registers ``--amk-arch`` and the others in their own group of ``pytest --help``: names that are nobody else's."""
+    add = parser.getgroup("amk", "AMK: parity and speed of compiled models").addoption
+    for name, settings in _OPTIONS:
+        add(f"--amk-{name}", dest=_dest(name), **settings)
+
+
+def add_short_spellings(parser: pytest.Parser) -> list[str]:
+    """Registers ``--arch``, ``--device``, ... beside them, each only where the name is free; returns the names that were taken.
+
+    To be called when every other plugin and conftest has registered its options.
+    """
+    groups = {id(group): group for group in (*parser._groups, parser._anonymous)}.values()
+    taken = {name for group in groups for option in group.options for name in option.names()}
+    add = parser.getgroup("amk").addoption
+    refused = []
+    for name, settings in _OPTIONS:
+        if f"--{name}" in taken:
+            refused.append(f"--{name}")
+        else:
+            add(f"--{name}", dest=_dest(name), **{**settings, "help": f"short for --amk-{name}"})
+    return refused
 
 
 def read_options(config: pytest.Config) -> Options:
     """Raises pytest.UsageError for options that contradict each other."""
     import pytest
 
-    quick, full = bool(config.getoption("--quick")), bool(config.getoption("--full"))
-    if quick and full:
+    def value(name: str) -> Any:
+        return getattr(config.option, _dest(name))
+
+    if value("quick") and value("full"):
         raise pytest.UsageError("--quick and --full exclude each other: give one of them, or neither")
-    model = config.getoption("--model")
     return Options(
-        arch=config.getoption("--arch"),
-        device=config.getoption("--device"),
-        model=model or DEFAULT_MODEL,
-        model_given=model is not None,
-        tier="quick" if quick else "full" if full else "default",
-        require_hardware=bool(config.getoption("--require-hardware")),
-        update_reports=bool(config.getoption("--update-reports")),
+        arch=value("arch"),
+        device=value("device"),
+        model=value("model") or DEFAULT_MODEL,
+        model_given=value("model") is not None,
+        tier="quick" if value("quick") else "full" if value("full") else "default",
+        require_hardware=bool(value("require-hardware")),
+        update_reports=bool(value("update-reports")),
+        targets=tuple(str(target) for target in getattr(config.option, "file_or_dir", None) or ()),
     )

@@ -17,6 +17,7 @@ import pytest
 
 from amk_bench import options as command_line
 from amk_bench.options import Arch, Options
+from amk_bench.pair_fixture import PairedBenchmark
 from amk_bench.progress import Progress
 from amk_bench.recorder import PROPERTY, Recorder
 from amk_bench.results import NoteRecord, SkipRecord, to_json
@@ -32,8 +33,17 @@ MARKERS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     command_line.add_options(parser)
+    if any(str(getattr(plugin, "__file__", "")).endswith("conftest.py") for plugin in pluginmanager.get_plugins()):
+        command_line.add_short_spellings(parser)  # named by a conftest: the hook below has begun already
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, None, None]:
+    """The last moment before the command line is parsed for good: everybody else's options are known."""
+    yield
+    command_line.add_short_spellings(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -219,3 +229,9 @@ def amk_seconds(request: pytest.FixtureRequest) -> Seconds:
     """Stores device seconds through pytest-benchmark; without it, nothing is stored and the test runs all the same."""
     present = request.config.pluginmanager.hasplugin("amk_bench.storage")
     return Seconds(request.getfixturevalue("benchmark") if present else None)
+
+
+@pytest.fixture
+def amk_pair(pytestconfig: pytest.Config, amk_record: Recorder, amk_seconds: Seconds, amk_progress: Progress) -> PairedBenchmark:
+    """Measures two callables against each other; see :class:`amk_bench.pair_fixture.PairedBenchmark`."""
+    return PairedBenchmark(pytestconfig.stash[SESSION], amk_record, amk_seconds, amk_progress)

@@ -69,6 +69,7 @@ class LatencyRecord:
         cache: how working set and caches stand to each other.
         derived: figures that follow from times: GB/s, shares of measured and datasheet bandwidth, cycles, joules a token.
         conditions: the machine during the timing; ``label`` says what a reader should know of it.
+        unit: what the times are of: a "token" of greedy decode, or a "call" of anybody's function.
     """
 
     type: ClassVar[str] = "latency"
@@ -99,9 +100,12 @@ class LatencyRecord:
     host: dict[str, list[float]] = field(default_factory=dict)
     derived: dict[str, float] = field(default_factory=dict)
     conditions: dict[str, float] = field(default_factory=dict)
+    unit: str = "token"
     made_by: InitVar[object] = None
 
     def __post_init__(self, made_by: object) -> None:
+        if self.unit not in ("token", "call"):
+            raise ResultError(f"latency.unit: {self.unit!r} is neither token nor call")
         if self.verdict not in list(Verdict):
             raise ResultError(f"latency.verdict: {self.verdict!r} is none of {', '.join(Verdict)}")
         numbers = (self.ours_us, self.baseline_us, self.ratio, self.low, self.high, self.floor)
@@ -129,6 +133,7 @@ def timed(
     cache: str = "",
     derived: Mapping[str, float] | None = None,
     conditions: Mapping[str, float] | None = None,
+    unit: str = "token",
 ) -> LatencyRecord:
     """The record of a timing: its interval, its verdict against the noise ``floor``, and everything it rests on."""
     from amk_bench.gate import Timing
@@ -156,7 +161,7 @@ def timed(
         ours_us=statistics.median(a), baseline_us=statistics.median(b), ratio=interval.median, low=interval.low,
         high=interval.high, floor=floor, tokens=timing.tokens, clock=timing.clock, ours_samples_us=a, baseline_samples_us=b,
         seed=seed, label=label, cache=cache, checks=checks, host=host, derived=dict(derived or {}),
-        conditions=dict(conditions or {}), made_by=_KEY,
+        conditions=dict(conditions or {}), unit=unit, made_by=_KEY,
     )  # fmt: skip
 
 

@@ -77,15 +77,19 @@ def _count(cells: Sequence[SkipRecord]) -> str:
 
 
 def _win_loss(terminal: Terminal, cells: Sequence[LatencyRecord], ascii_only: bool, width: int) -> None:
-    first = cells[0]
-    terminal.write_line(
-        f"{first.model}, mode {first.mode}, greedy decode; times a token; ratio = baseline / ours: above 1 ours is faster"
-    )
+    shown = {(r.model, r.mode, r.unit) for r in cells}
+    units = " or ".join(sorted({f"a {r.unit}" for r in cells}, reverse=True))
+    what = "several cases"
+    if len(shown) == 1:
+        model, mode, unit = shown.pop()
+        what = f"{model}, mode {mode}, greedy decode" if unit == "token" else f"{model}, {mode}"
+    terminal.write_line(f"{what}; times {units}; ratio = baseline / ours: above 1 ours is faster")
     lines, verdicts = table.win_loss(cells, ascii_only)
     _write_marked(terminal, lines, verdicts, lambda verdict: _COLOURS[verdict])
     for r in table.by_verdict(cells):
         if r.verdict == Verdict.INVALID:
-            _wrapped(terminal, f"INVALID at position {r.position}, batch {r.batch}, against {r.baseline}: {r.reason}", width)
+            where = f"at position {r.position}, batch {r.batch}" if r.unit == "token" else r.model
+            _wrapped(terminal, f"INVALID {where}, against {r.baseline}: {r.reason}", width)
     floors = {f"{100 * r.floor:.1f} %" for r in cells if r.floor is not None}
     if floors:
         sign = "+-" if ascii_only else "±"

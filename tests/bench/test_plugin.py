@@ -10,10 +10,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-import amk_bench.stats  # noqa: F401  (numpy cannot be loaded twice, and pytester forgets what is loaded inside)
-from amk_bench import results
+from amk_bench import busy, paired, results
 from amk_core import machine
 
 pytest_plugins = ["pytester"]
@@ -112,7 +112,7 @@ def test_missing_card_is_skipped_with_reason_and_command_and_exit_code_zero(suit
     result.stdout.fnmatch_lines(
         [
             "*latency, CPU and GPU give equal bits: no sm_89 card on this machine (no NVIDIA GPU)",
-            "*run: pytest suites --arch=sm_89",
+            "*run: pytest --arch=sm_89",
         ]
     )
 
@@ -342,3 +342,128 @@ def test_progress_speaks_past_capture_on_long_work_only(pytester: pytest.Pyteste
         ["  amk: windows: 1 of 4 after 4 s, about 12 s left", "  amk: windows: 3 of 4 after 20 s, about 7 s left"]
     )
     assert result.stdout.str().count("amk: windows") == 2
+
+
+OTHER_OPTIONS = """
+def pytest_addoption(parser):
+    group = parser.getgroup("theirs")
+    for name in ("--device", "--model", "--arch"):
+        group.addoption(name, default="theirs")
+    for name in ("--quick", "--full", "--require-hardware", "--update-reports"):
+        group.addoption(name, action="store_true")
+"""
+THEIR_TEST = """
+def test_both(request, amk_options):
+    assert request.config.getoption("--device") == request.config.getoption("device") == "cpu:0"
+    assert request.config.getoption("--model") == "theirs"
+    assert request.config.getoption("--quick") is True
+    assert (amk_options.arch, amk_options.device, amk_options.tier) == ("cpu", None, "full")
+"""
+
+
+@pytest.mark.parametrize("owner", ["conftest", "plugin before", "plugin after", "conftest below"])
+def test_options_of_others_keep_their_names(pytester: pytest.Pytester, tmp_path: Path, owner: str) -> None:
+    """Installed beside something that has --device, --model, --quick, ... of its own: nothing crashes, both are heard."""
+    site = fake_installation(tmp_path / "site")
+    pytester.makeini("[pytest]")
+    folder = pytester.mkdir("below") if owner == "conftest below" else pytester.path
+    (folder / "test_theirs.py").write_text(THEIR_TEST)
+    extra: list[str] = []
+    if "conftest" in owner:
+        (folder / "conftest.py").write_text(OTHER_OPTIONS)
+    elif owner == "plugin before":
+        (pytester.path / "theirs.py").write_text(OTHER_OPTIONS)
+        extra = ["-p", "theirs"]
+    else:
+        (site / "theirs.py").write_text(OTHER_OPTIONS)
+        info = site / "zz_theirs-0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zz-theirs\nVersion: 0\n")
+        (info / "entry_points.txt").write_text("[pytest11]\ntheirs = theirs\n")
+    done = in_child(
+        pytester, *extra, "--amk-arch=cpu", "--amk-full", "--device=cpu:0", "--quick", str(folder.name if owner == "conftest below" else "."),
+        paths=(site, pytester.path),
+    )  # fmt: skip
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_short_spellings_stand_where_nobody_else_has_them(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    site = fake_installation(tmp_path / "site")
+    pytester.makeini("[pytest]")
+    pytester.makeconftest("def pytest_addoption(parser):\n    parser.addoption('--device', default='theirs')\n")
+    pytester.makepyfile(
+        """
+        def test_options(request, amk_options):
+            assert (amk_options.arch, amk_options.device, amk_options.tier) == ("cpu", "H200", "quick")
+            assert request.config.getoption("--device") == "x"
+        """
+    )
+    done = in_child(pytester, "--arch=cpu", "--quick", "--device=x", "--amk-device=H200", paths=(site,))
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    said = in_child(pytester, "--help", paths=(site,)).stdout
+    assert "--amk-device" in said
+    assert "short for --amk-quick" in said
+    assert "short for --amk-device" not in said
+
+
+STRANGER = ROOT / "docs" / "examples" / "test_matvec.py"
+LOADED = (np, paired)  # before pytester takes down what its runs import: numpy loads once a process
+
+
+@pytest.fixture
+def stranger(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """The 30 lines of the documentation, in a folder of their own; the other programs of this machine do not count."""
+    monkeypatch.setattr(busy, "witness", lambda: lambda: 0.0)
+    pytester.makeini("[pytest]")
+    pytester.makeconftest('pytest_plugins = ["amk_bench.plugin"]')
+    (pytester.path / "test_matvec.py").write_text(STRANGER.read_text("utf-8"))
+    return pytester
+
+
+def test_a_stranger_s_thirty_lines_get_gates_pairs_floor_verdict_table_and_result_file(stranger: pytest.Pytester) -> None:
+    text = STRANGER.read_text("utf-8")
+    assert len(text.splitlines()) <= 30 + text.count("\n\n\n")
+    assert "amk_bench" not in text, "the fixture is all it needs"
+    result = run(stranger, "--quick", "--arch=cpu", "--benchmark-json=out.json", "--update-reports")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*win/loss on*", "several cases; times a call; ratio = baseline / ours*", "*cells; noise floor*"])
+    rows = [line for line in result.outlines if "reference" in line and ("einsum" in line or "matmul" in line)]
+    assert len(rows) == 2
+    assert "LOSS" in rows[0], "einsum, which does not call the library, is the slower one by far"
+    assert "einsum" in rows[0]
+    data = json.loads((stranger.path / "out.json").read_text())
+    assert len(data["benchmarks"]) == 2
+    (report,) = (stranger.path / "reports" / "data").glob("*.json")
+    for doc in (data["amk"], json.loads(report.read_text())):
+        records = [r for r in results.validate(doc) if isinstance(r, results.LatencyRecord)]
+        assert {(r.model, r.gate, r.unit) for r in records} == {("einsum", "reference", "call"), ("matmul", "reference", "call")}
+        assert all(len(r.ours_samples_us) == 16 and r.floor and r.ratio and r.clock for r in records)
+
+
+def test_a_stranger_s_cheat_fails_with_the_reason(stranger: pytest.Pytester) -> None:
+    path = stranger.path / "test_matvec.py"
+    path.write_text(path.read_text("utf-8").replace('lambda x: np.einsum("ij,j->i", w, x)', "lambda x: w[0]"))
+    result = run(stranger, "--quick", "--arch=cpu")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*einsum: INVALID: gate of ours: first weights: its output lies in the memory of its input*"])
+    result.stdout.fnmatch_lines(["INVALID einsum, against baseline: gate of ours*", "1 INVALID, * of 2 cells*"])
+
+
+def test_a_stranger_s_pairs_under_xdist_and_without_pytest_benchmark(stranger: pytest.Pytester) -> None:
+    done = in_child(stranger, "-n2", "--arch=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 skipped" in done.stdout
+    assert "run: pytest --arch=cpu -n0" in done.stdout
+    run(stranger, "--quick", "--arch=cpu", "-p", "no:benchmark").assert_outcomes(passed=2)
+
+
+def test_a_second_pair_in_one_test_is_refused(stranger: pytest.Pytester) -> None:
+    path = stranger.path / "test_matvec.py"
+    path.write_text(path.read_text("utf-8") + path.read_text("utf-8").splitlines()[-1] + "\n")
+    result = run(stranger, "--quick", "--arch=cpu", "-k", "matmul")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*amk_pair was used twice in one test*"])
+
+
+def test_skip_reasons_name_the_files_that_were_asked_for(suite: pytest.Pytester) -> None:
+    run(suite, "--arch=sm_89", "--full", "test_suite.py").stdout.fnmatch_lines(["*run: pytest test_suite.py --arch=sm_89 --full"])
