@@ -1,4 +1,4 @@
-"""Baseline: the HuggingFace model in eager PyTorch, float32, on the CPU, decoding with its own KV cache.
+"""Baseline and reference: the HuggingFace model in eager PyTorch, decoding with its own KV cache.
 
 The step is the model's forward with a ``DynamicCache``, which is what ``generate`` runs, without the loop's own overhead: the
 stronger form of this baseline.
@@ -34,13 +34,34 @@ def _float64_copy(model: Any) -> Any:
     return wide
 
 
+def _converted(model: Any, dtype: Any) -> Any:
+    """A copy of a live model in another type; rotary frequencies stay in float32, as transformers makes them."""
+    import copy
+
+    import torch
+
+    def tensor(t: Any) -> Any:
+        return t.detach().to(dtype) if t.is_floating_point() else t
+
+    embed, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    with torch.no_grad():
+        memo = {id(p): torch.nn.Parameter(tensor(p), requires_grad=False) for p in model.parameters()}
+        if head is embed or head.data_ptr() == embed.data_ptr():
+            memo[id(head)] = memo[id(embed)]
+        other = copy.deepcopy(model, memo)
+    return other
+
+
 class HfEager:
-    """Loads lazily; ``source`` is a directory that ``from_pretrained`` reads, or a live ``transformers`` model."""
+    """Loads lazily; ``source`` is a directory that ``from_pretrained`` reads, or a live ``transformers`` model.
 
-    precision = "fp32"
+    ``precision``: "fp32" or "bf16"; a live model that has another type is copied.  ``device``: where torch runs it.
+    """
 
-    def __init__(self, source: str | Path | Any, threads: int) -> None:
+    def __init__(self, source: str | Path | Any, threads: int, precision: str = "fp32", device: str = "cpu") -> None:
         self.name = "HF eager"
+        self.precision = precision
+        self.device = device
         self._source = source
         self._threads = threads
         self._model: Any = None
@@ -56,7 +77,7 @@ class HfEager:
 
     @property
     def model(self) -> Any:
-        """The transformers model in float32, evaluation mode, with ``threads`` threads set."""
+        """The transformers model in its precision, evaluation mode, with ``threads`` threads set."""
         if self._model is None:
             import torch
             from transformers import AutoModelForCausalLM
@@ -64,11 +85,12 @@ class HfEager:
 
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             torch.set_num_threads(self._threads)
+            dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.precision]
             if isinstance(self._source, str | Path):
-                self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=torch.float32, local_files_only=True)
+                self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=dtype, local_files_only=True)
             else:
-                self._model = self._source.float()
-            self._model.eval()
+                self._model = self._source if self._source.dtype == dtype else _converted(self._source, dtype)
+            self._model.to(self.device).eval()
         return self._model
 
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
@@ -78,7 +100,7 @@ class HfEager:
         self._cache, self._prefix, self._batch = DynamicCache(), len(prefix), batch
         if prefix:
             with torch.inference_mode():
-                ids = torch.tensor([list(prefix)] * batch, dtype=torch.int64)
+                ids = torch.tensor([list(prefix)] * batch, dtype=torch.int64, device=self.device)
                 self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **self._with_cache())
 
     def _with_cache(self) -> dict[str, Any]:
@@ -101,20 +123,35 @@ class HfEager:
         if len(first) != self._batch:
             raise ValueError(f"{len(first)} first ids for a batch of {self._batch}")
         with torch.inference_mode():
-            ids = torch.tensor(list(first), dtype=torch.int64)[:, None]
+            ids = torch.tensor(list(first), dtype=torch.int64, device=self.device)[:, None]
             chain, with_cache = [], self._with_cache()
             for _ in range(tokens):
                 scores = self.model(input_ids=ids, use_cache=True, **with_cache).logits
                 ids = scores[:, -1:].argmax(dim=-1)
-                chain.append(ids[:, 0].tolist())
-        return [[step[b] for step in chain] for b in range(self._batch)]
+                chain.append(ids)
+            chains: list[list[int]] = torch.cat(chain, dim=1).tolist()  # one copy to the host, at the end
+        return chains
+
+    def trace(self, forced: Sequence[Sequence[int]]) -> F32:
+        """Logits [steps, batch, vocabulary] of decode steps fed ``forced`` ids [steps][batch] after the prefix."""
+        import torch
+
+        self.rewind()
+        with torch.inference_mode():
+            with_cache, rows = self._with_cache(), []
+            for step in forced:
+                ids = torch.tensor(list(step), dtype=torch.int64, device=self.device)[:, None]
+                rows.append(self.model(input_ids=ids, use_cache=True, **with_cache).logits[:, -1].float().cpu())
+            out: F32 = torch.stack(rows).numpy()
+        self.rewind()
+        return out
 
     def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
         import torch
 
         with torch.inference_mode():
-            text = torch.tensor([list(ids)])
-            scores: F32 = self.model(input_ids=text, use_cache=False, logits_to_keep=keep).logits[0].float().numpy()
+            text = torch.tensor([list(ids)], device=self.device)
+            scores: F32 = self.model(input_ids=text, use_cache=False, logits_to_keep=keep).logits[0].float().cpu().numpy()
         return scores
 
     def generate(self, ids: Sequence[int], tokens: int) -> list[int]:

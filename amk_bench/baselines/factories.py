@@ -1,0 +1,64 @@
+"""The built-in baselines, made for a setting; see :mod:`amk_bench.baselines.registry`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amk_bench.baselines.hf import HfEager
+from amk_bench.baselines.registry import Setting
+
+if TYPE_CHECKING:
+    from amk_bench.baselines.engines import FusedEngine
+    from amk_bench.baselines.hf_compiled import HfCompiled
+    from amk_bench.baselines.weights import TorchWeights
+
+
+def hf_eager(setting: Setting) -> HfEager:
+    return HfEager(setting.source, setting.threads, setting.precision, setting.device)
+
+
+def _live(setting: Setting) -> Any:
+    """The transformers model of the setting, loaded once for all baselines."""
+    key = f"hf {setting.precision} {setting.device}"
+    if key not in setting.shared:
+        setting.shared[key] = hf_eager(setting).model
+    return setting.shared[key]
+
+
+def _weights(setting: Setting) -> TorchWeights:
+    """Fused weights, made once; those that a run has made already stand in ``shared`` under "weights"."""
+    import torch
+
+    from amk_bench.baselines.weights import from_live
+    from amk_core.importer import open_model
+
+    if "weights" not in setting.shared:
+        live = _live(setting)
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[setting.precision]
+        setting.shared["weights"] = from_live(open_model(live).graph, live, setting.device, dtype)
+    made: TorchWeights = setting.shared["weights"]
+    return made
+
+
+def hf_compile(setting: Setting) -> HfCompiled:
+    from amk_bench.baselines.hf_compiled import HfCompiled
+
+    return HfCompiled(_live(setting), setting.batch, setting.context)
+
+
+def _fused(setting: Setting, mode: Any) -> FusedEngine:
+    from amk_bench.baselines.engines import FusedEngine
+
+    return FusedEngine(_weights(setting), setting.batch, setting.context, mode)
+
+
+def fused(setting: Setting) -> FusedEngine:
+    return _fused(setting, "eager")
+
+
+def fused_graph(setting: Setting) -> FusedEngine:
+    return _fused(setting, "graph")
+
+
+def fused_compile(setting: Setting) -> FusedEngine:
+    return _fused(setting, "compile")
