@@ -1,8 +1,8 @@
 """One decode step of a Llama-family model in PyTorch, written for speed: fused matrices, one KV tensor, no host in the loop.
 
 The step reads and writes device tensors alone (token, position, KV rows, output ids), so that it can be captured in a CUDA graph
-and replayed at any position.  Attention is the flash-attention kernel that ships with torch, which splits the keys over the device and
-reads no more of the cache than is filled; where that does not exist (CPU, fp32), it is masked scaled-dot-product attention.
+and replayed at any position.  Attention is the flash-attention kernel that ships with torch, which splits the keys over the device
+and reads no more of the cache than is filled; where there is none (CPU, fp32), it is masked scaled-dot-product attention.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class HfEager:
         self.precision = precision
         self.device = device
         self._source = source
-        self._threads = threads
+        self.threads = threads
         self._model: Any = None
         self._cache: Any = None
         self._prefix = 0
@@ -84,12 +84,13 @@ class HfEager:
             from transformers.utils import logging
 
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self.threads)
             dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[self.precision]
             if isinstance(self._source, str | Path):
                 self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=dtype, local_files_only=True)
             else:
-                self._model = self._source if self._source.dtype == dtype else _converted(self._source, dtype)
+                same = self._source.dtype == dtype and self._source.device.type == self.device
+                self._model = self._source if same else _converted(self._source, dtype)
             self._model.to(self.device).eval()
         return self._model
 

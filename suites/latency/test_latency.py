@@ -1,4 +1,4 @@
-"""Time a token of our VM against HuggingFace eager, in ABBA pairs in one process, behind a P1 gate in the very cell."""
+"""Time a token of our VM against each baseline, in ABBA pairs in one process, behind a P1 gate in the very cell."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from amk_bench.baselines import registry
 from amk_bench.baselines.hf import HfEager
 from amk_bench.busy import witness
 from amk_bench.clock import CpuClock
+from amk_bench.engine import Engine
 from amk_bench.measure import BUSY, Cell, Plan, compare, invalid, noise
 from amk_bench.options import Arch, Options
 from amk_bench.ours import Ours
@@ -58,16 +60,46 @@ def floor(ours: Ours, cell: Callable[[int], Cell], plan: Plan, amk_progress: Pro
     return noise_floor(noise(ours, cell(FLOOR_POSITION), plan, CpuClock()))
 
 
+@pytest.fixture(scope="module")
+def rival(ours: Ours, hf: HfEager, amk_arch: Arch, amk_options: Options) -> Callable[[str], Engine]:
+    """``rival(name)``: the baseline of that name, made once, on the device of this run and with the weights of ours."""
+    device = "cuda" if amk_arch.is_gpu else "cpu"
+    setting = registry.Setting(amk_options.model, hf.model, device, ours.precision, ours.model.context, ours.model.batch, hf.threads)
+    made: dict[str, Engine] = {}
+
+    def get(name: str) -> Engine:
+        if name not in made:
+            made[name] = hf if name == "hf-eager" and device == "cpu" else registry.make(name, setting)
+        return made[name]
+
+    return get
+
+
 def parameters() -> list[Any]:
     full = [pytest.mark.amk_full("latency beyond position 512")]
     return [pytest.param(p, marks=[] if p in BY_DEFAULT else full) for p in POSITIONS]
 
 
-@pytest.mark.amk_device("latency against HF eager")
+def rows() -> list[Any]:
+    """HF eager and what installed packages add everywhere, the fused step in full runs, what needs a GPU on a GPU."""
+    out = []
+    for name in registry.names():
+        marks = [pytest.mark.amk_device(f"latency against {name}")]
+        if name in registry.GPU_ONLY:
+            marks = [pytest.mark.amk_gpu(f"latency against {name}")]
+        elif name == "fused":
+            marks.append(pytest.mark.amk_full(f"latency against {name}"))
+        out.append(pytest.param(name, marks=marks))
+    return out
+
+
 @pytest.mark.parametrize("position", parameters())
-def test_decode_against_hf_eager(
+@pytest.mark.parametrize("name", rows())
+def test_decode_against(
+    name: str,
     position: int,
     ours: Ours,
+    rival: Callable[[str], Engine],
     hf: HfEager,
     floor: float,
     cell: Callable[[int], Cell],
@@ -80,13 +112,18 @@ def test_decode_against_hf_eager(
     limit = int(hf.model.config.max_position_embeddings)
     if position + plan.tokens >= limit:
         amk_record.skip(f"latency at position {position}", f"beyond the model's context of {limit}")
+    try:
+        baseline = rival(name)
+    except registry.BaselineUnavailable as error:
+        amk_record.skip(f"latency against {name}", str(error))
     if floor > MAX_FLOOR:
         reason = f"{BUSY}: our VM differs from itself by {100 * floor:.0f} %; stop other programs and run again"
-        amk_record.latency(invalid(here, ours, hf, reason))
+        amk_record.latency(invalid(here, ours, baseline, reason))
         pytest.skip(reason)
     record, timing = compare(
-        ours, hf, here, plan, CpuClock(), floor, hf.logits, lambda run: amk_progress.over(run, f"position {position}", plan.blocks)
-    )
+        ours, baseline, here, plan, CpuClock(), floor, hf.logits,
+        lambda run: amk_progress.over(run, f"{name}, position {position}", plan.blocks),
+    )  # fmt: skip
     amk_record.latency(record)
     amk_record.note(
         f"{plan.blocks} ABBA blocks of 4 calls x {plan.tokens} tokens a cell; noise floor from our VM against itself: "
@@ -100,6 +137,6 @@ def test_decode_against_hf_eager(
     amk_seconds.store(
         [s.device_s for block in timing.blocks for s in block.a],
         {"cell": {"position": position, "batch": here.batch, "model": here.model, "mode": here.mode}, "tokens": plan.tokens,
-         "baseline": hf.name, "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
+         "baseline": baseline.name, "told": registry.describe(baseline), "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
          "interval": [record.low, record.high], "floor": floor, "verdict": str(record.verdict), "gate": record.gate},
     )  # fmt: skip

@@ -95,6 +95,11 @@ def test_readme_s_make_targets_exist() -> None:
     assert not [t for t in wanted if not re.search(rf"^{t}:", makefile, re.MULTILINE)]
 
 
+def test_the_example_of_the_plug_in_page_is_the_file_that_the_tests_run() -> None:
+    page = (ROOT / "docs" / "plugin.md").read_text("utf-8")
+    assert f"```python\n{(ROOT / 'docs' / 'examples' / 'test_matvec.py').read_text('utf-8')}```" in page
+
+
 def test_cli_page_has_a_section_for_every_command() -> None:
     from amk_core.cli import command_modules
 
