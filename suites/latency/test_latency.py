@@ -64,7 +64,8 @@ def floor(ours: Ours, cell: Callable[[int], Cell], plan: Plan, amk_progress: Pro
 def rival(ours: Ours, hf: HfEager, amk_arch: Arch, amk_options: Options) -> Callable[[str], Engine]:
     """``rival(name)``: the baseline of that name, made once, on the device of this run and with the weights of ours."""
     device = "cuda" if amk_arch.is_gpu else "cpu"
-    setting = registry.Setting(amk_options.model, hf.model, device, ours.precision, ours.model.context, ours.model.batch, hf.threads)
+    ours_is = (ours.precision, ours.model.context, ours.model.batch)
+    setting = registry.Setting(amk_options.model, hf.model, device, *ours_is, hf.threads)
     made: dict[str, Engine] = {}
 
     def get(name: str) -> Engine:
@@ -137,6 +138,7 @@ def test_decode_against(
     amk_seconds.store(
         [s.device_s for block in timing.blocks for s in block.a],
         {"cell": {"position": position, "batch": here.batch, "model": here.model, "mode": here.mode}, "tokens": plan.tokens,
-         "baseline": baseline.name, "told": registry.describe(baseline), "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
+         "baseline": baseline.name, "told": registry.describe(baseline),
+         "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
          "interval": [record.low, record.high], "floor": floor, "verdict": str(record.verdict), "gate": record.gate},
     )  # fmt: skip

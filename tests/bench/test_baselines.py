@@ -109,7 +109,8 @@ def test_huggingface_sees_the_same_memory_and_random_weights_say_so() -> None:
     assert key.data_ptr() == weights.tensors["L1.qkv"][64].data_ptr()
     assert weights.origin.startswith("random weights, seed 5, outlier channels ")
     gains = weights.tensors["L0.attn_norm"].float().topk(5).values
-    assert gains[3] > 2 * gains[4], "four planted channels"
+    assert gains[3] >= 2.0
+    assert gains[4] <= 1.5, "four planted channels, no more"
     assert torch.equal(random_weights(GRAPHS["grouped"], 5, "cpu", torch.bfloat16).tensors["L2.down"], weights.tensors["L2.down"])
 
 
