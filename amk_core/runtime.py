@@ -399,10 +399,11 @@ class Model:
         """Teacher-forced logits, float32 [len(ids) - start, vocab]: row i is what follows ids[0..start + i].
 
         Args:
-            start: the KV rows before it are there already: of :meth:`prefill` (slot 0) or of an earlier call with the same ids.
+            start: the KV rows before it are there already, of :meth:`prefill` or of an earlier call with the same ids.  Batch 1
+                only: the rows of a larger batch lie elsewhere.
 
         Raises:
-            RequestError: as for :meth:`generate`, or no ids from ``start`` on.
+            RequestError: as for :meth:`generate`; no ids from ``start`` on; ``start`` with a larger batch.
         """
         (ids,) = self._requests(ids)
         if len(ids) > self.context:
@@ -411,6 +412,10 @@ class Model:
         program = self.program("logits")
         geo, vm = program.geometry, program.vm
         width = geo.max_steps * geo.chunk
+        if start and self.batch > 1:
+            raise RequestError(
+                f"logits from position {start} of a model of batch {self.batch}; load it with batch=1, or start at 0"
+            )
         if not 0 <= start < len(ids):
             raise RequestError(f"logits from position {start} of {len(ids)} ids; required: 0 to {len(ids) - 1}")
         out = np.empty((len(ids) - start, self.graph.vocab_size), np.float32)

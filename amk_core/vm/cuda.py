@@ -14,21 +14,17 @@ import numpy.typing as npt
 from amk_core.schedule import ops, tables
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.pack import LANES, tiles
-from amk_core.vm import Fault, LaunchAborted, LaunchResult, VmFault, nvrtc
+from amk_core.vm import LaunchAborted, LaunchResult, VmFault, nvrtc
+from amk_core.vm.control import MAX_VARIABLES, Control
 from amk_core.vm.device_memory import DeviceBuffers
 from amk_core.vm.driver import CudaError, Device, Graph, HostMemory, Memory, call, finished, pointers
 from amk_core.vm.plan import UNIT_BYTES, Build, Dims, ProgramError, plan_build
-from amk_core.vm.program import COUNTER_STRIDE, FAULT, LAUNCH, build_program
+from amk_core.vm.program import COUNTER_STRIDE, LAUNCH, build_program
 from amk_core.vm.token_ring import TokenRing
 
 SPIN_TIMEOUT_S = 2.0  # far above any task on a GPU; a fault, not a performance limit
-NO_HALT = 0xFFFFFFFF
 QUIET_S = 1e-3  # without a token for so long, the driver is asked whether the launch is still there
 POLL_S = 2e-5
-MAX_VARIABLES = 63
-_FAULT_KINDS = {1: "spin-timeout", 2: "token-range", 3: "weight-timeout"}
-# What a launch finds on the card: one copy from pinned memory brings it there, so that a captured launch can be given new values.
-_CONTROL = np.dtype([("halt", "<u4"), ("pad", "<u4", 15), ("fault", FAULT), ("variables", "<i4", MAX_VARIABLES + 1)])
 
 
 class CudaVM:
@@ -109,8 +105,7 @@ class CudaVM:
         ]
         self._program = program
         self._counters = device.memory(max(1, program.n_counters) * COUNTER_STRIDE * 4)
-        self._control = device.memory(_CONTROL.itemsize)
-        self._staging = HostMemory(device, _CONTROL.itemsize)
+        self._control = Control(device)
         self._sequences = dims.rows // dims.chunk
         self._ring_memory = HostMemory(device, 8 * s.steps * self._sequences)
         self._ring = TokenRing(self._ring_memory.bytes.view(np.uint64), s.steps, self._sequences)
@@ -122,20 +117,19 @@ class CudaVM:
         for name, m in zip(("tasks", "queue_off", "tiles", "tile_off", "waits", "signals"), self._kept, strict=True):
             self._launch[name] = m.address
         self._launch["tape"], self._launch["counters"] = self._tape.address, self._counters.address
-        self._launch["halt"] = self._control.address
+        for name in ("halt", "fault", "variables"):
+            self._launch[name] = self._control.address(name)
         self._launch["ring"] = self._ring_memory.address
-        self._launch["fault"] = self._control.address + _CONTROL.fields["fault"][1]  # type: ignore[index]
-        self._launch["variables"] = self._control.address + _CONTROL.fields["variables"][1]  # type: ignore[index]
         self._launch["trace"], self._launch["anchors"] = self._trace.address, self._anchors.address
         self._launch["n_variables"], self._launch["n_tasks"] = len(s.variable_names()), s.n_tasks
         self._steps = self._streamed = 0
-        self._out, self._grid = self._output(), s.n_queues
-
-    def _output(self) -> str | None:
-        """The buffer of the tokens, where the program samples."""
-        c = self._s.columns
+        self._grid = s.n_queues
+        c = s.columns
         ids, p = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["sample"])
-        return self._s.buffers[int(p["out"][0])].name if len(ids) else None
+        # Where the program samples: the buffer of its tokens, the one that is fed, and pinned memory for what is fed first.
+        self._out = s.buffers[int(p["out"][0])].name if len(ids) else None
+        self._fed = int(p["token"][0]) if len(ids) else -1
+        self._feed = HostMemory(device, 4 * self._sequences)
 
     def close(self) -> None:
         """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""
@@ -160,6 +154,11 @@ class CudaVM:
     @property
     def schedule(self) -> Schedule:
         return self._s
+
+    @property
+    def stream(self) -> Any:
+        """The stream on which launches run."""
+        return self._stream
 
     def buffer(self, name: str) -> npt.NDArray[Any]:
         """A host copy [rows, cols] of a buffer (bf16 as uint16), taken now if it was not asked for before.
@@ -221,23 +220,23 @@ class CudaVM:
 
     def _arm(self, steps: int, variables: Sequence[int]) -> None:
         """What the next launch finds: no halt, no fault, its variables, its place in the ring."""
-        control = self._staging.bytes.view(_CONTROL)[0]
-        control["halt"], control["fault"] = NO_HALT, np.zeros((), FAULT)
-        control["variables"][: len(variables)] = variables
-        number = self._ring.arm(steps if self._out else 0)
-        control["variables"][len(variables)] = np.uint32(number).view(np.int32)
+        self._control.arm(variables, self._ring.arm(steps if self._out else 0))
         self._steps, self._streamed = steps, 0
 
     def enqueue(
-        self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S, stream: Any = None
+        self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S, stream: Any = None, feed: bool = False
     ) -> None:  # fmt: skip
         """Everything of a launch that runs on the card: one copy, cleared counters, the cooperative launch.
 
         ``stream``: of this process on this card, for instance another library's that is being captured; default: the machine's own.
+        ``feed``: bring the tokens of :meth:`feed` to the card first.
         """
         self._arm(steps, variables)
         stream = self._stream if stream is None else stream
-        self._control.upload(self._staging.bytes, 0, stream)
+        if feed:
+            m, offset = self.memory.place(self._fed)
+            m.upload(self._feed.bytes, offset, stream)
+        self._control.upload(stream)
         self._counters.fill(0, stream=stream)
         self._launch["bound_ns"] = int(min(spin_timeout_s, 1e6) * 1e9)
         self._launch["steps"] = steps
@@ -249,17 +248,24 @@ class CudaVM:
         call("cuLaunchCooperativeKernel", self._run, self._grid, 1, 1, self.build.threads, 1, 1, self.build.shared_bytes,
              stream, args.ctypes.data)  # fmt: skip
 
-    def capture(self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S) -> Graph:
-        """A launch of ``steps`` as a CUDA graph, for :meth:`replay`; nothing runs.  Buffers stay as the card has them."""
+    def capture(
+        self, steps: int, variables: Sequence[int], spin_timeout_s: float = SPIN_TIMEOUT_S, feed: bool = False
+    ) -> Graph:  # fmt: skip
+        """A launch of ``steps`` as a CUDA graph, for :meth:`replay`; nothing runs.  Buffers stay as the card has them.
+
+        ``feed``: every replay is given the tokens it starts from; else it goes on from those on the card.
+        """
         if self._running:
             raise ValueError("a launch is in flight; wait for it or abort it first")
         self._check(steps, variables)
-        return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s), steps)
+        return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s, feed=feed), steps)
 
-    def replay(self, graph: Graph, variables: Sequence[int]) -> None:
-        """Start a captured launch with other variables; then as after :meth:`launch`."""
+    def replay(self, graph: Graph, variables: Sequence[int], first: Sequence[int] | None = None) -> None:
+        """Start a captured launch with other variables, and, where it was captured with ``feed``, from the tokens ``first``."""
         if self._running:
             raise ValueError("a launch is in flight; wait for it or abort it first")
+        if first is not None:
+            self._feed.bytes.view(np.int32)[:] = first
         self._check(graph.steps, variables)
         self._arm(graph.steps, variables)
         graph.launch(self._stream)
@@ -286,26 +292,24 @@ class CudaVM:
         finally:
             self._launch[:], self._grid = whole, self._s.n_queues
 
-    def wait(self) -> LaunchResult:
-        """See :class:`amk_core.vm.VirtualMachine`."""
+    def tokens(self, steps: int) -> npt.NDArray[np.int32]:
+        """[steps, sequences]: the ids of the first steps of the last launch, from the ring."""
+        return self._ring.tokens(0, steps)
+
+    def wait(self, refresh: bool = True) -> LaunchResult:
+        """See :class:`amk_core.vm.VirtualMachine`; without ``refresh`` host copies stay as they are."""
         self._device.activate()
         try:
             call("cuStreamSynchronize", self._stream)
         finally:
             self._running = False
-        control = np.zeros(1, _CONTROL)
-        self._control.download(control)
-        self.memory.refresh()
-        fault, done = control[0]["fault"], self._ring.arrived() if self._out else self._steps
-        if int(fault["kind"]):
-            kind = _FAULT_KINDS.get(int(fault["kind"]), "unknown")
-            spin, token = kind == "spin-timeout", kind == "token-range"
-            raise VmFault(Fault(
-                kind, int(fault["task"]), ops.BY_CODE[int(fault["op"])].name, int(fault["queue"]), int(fault["position"]),
-                int(fault["step"]), int(fault["counter"]) if spin else -1, int(fault["row"]) if token else -1, int(fault["has"]),
-                int(fault["needs"]),
-            ))  # fmt: skip
-        if int(control[0]["halt"]) == 0:
+        left, fault = self._control.read()
+        if refresh:
+            self.memory.refresh()
+        done = self._ring.arrived() if self._out else self._steps
+        if fault is not None:
+            raise VmFault(fault)
+        if left:
             raise LaunchAborted(f"aborted after {done} steps")
         return LaunchResult(done, done < self._steps)
 
@@ -343,13 +347,11 @@ class CudaVM:
         """See :class:`amk_core.vm.VirtualMachine`."""
         if self._running:
             self._device.activate()
-            zero = np.zeros(1, np.uint32)
-            self._control.upload(zero, 0, self._side)
-            call("cuStreamSynchronize", self._side)
+            self._control.halt(self._side)
 
     # -- measuring
     def time_launches(
-        self, steps: int, variables: Sequence[int], repeats: int, spin_timeout_s: float = SPIN_TIMEOUT_S
+        self, steps: int, variables: Sequence[int], repeats: int, spin_timeout_s: float = SPIN_TIMEOUT_S, refresh: bool = True
     ) -> list[float]:
         """Seconds of device time of each of ``repeats`` launches (events around the cooperative launch alone)."""
         self._check(steps, variables)
@@ -367,7 +369,7 @@ class CudaVM:
             for _ in range(repeats):
                 self.enqueue(steps, variables, spin_timeout_s)
                 self._running = True
-                self.wait()
+                self.wait(refresh)
                 out.append(float(call("cuEventElapsedTime", first, last)) * 1e-3)
         finally:
             del self.start_kernel

@@ -7,8 +7,6 @@ that nothing has to be cleared between them; row i of a launch is written in ste
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -45,6 +43,6 @@ class TokenRing:
             self._seen += 1
         return self._seen
 
-    def tokens(self, first: int, end: int) -> npt.NDArray[Any]:
+    def tokens(self, first: int, end: int) -> npt.NDArray[np.int32]:
         """int32 [end - first, sequences] of steps that have arrived."""
         return (self._words[first:end] & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)

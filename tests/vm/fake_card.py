@@ -215,6 +215,9 @@ class FakeCard:
 
         self._now_or_captured(start)
 
+    def _cuLaunchKernel(self, function: str, *rest: Any) -> None:
+        assert function == "amk_pack"
+
     # -- graphs
     def _cuStreamBeginCapture(self, stream: Any, mode: int) -> None:
         self.captured = []

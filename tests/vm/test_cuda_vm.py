@@ -16,7 +16,8 @@ from amk_bench.device_cases import Case
 from amk_core.schedule import tables, validate
 from amk_core.schedule.ir import Schedule
 from amk_core.vm import CertificateRefused, LaunchAborted, VmFault, cuda, driver
-from amk_core.vm.cuda import _CONTROL, CudaVM
+from amk_core.vm.control import BLOCK
+from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import CudaError, CudaOutOfMemory, Device
 
@@ -238,7 +239,7 @@ def test_a_fault_is_told_by_name(record: dict[str, int], message: str, make: Cal
     vm = make()
 
     def fail(c: FakeCard, launch: Any) -> None:
-        control = c.view(launch["halt"], _CONTROL)
+        control = c.view(launch["halt"], BLOCK)
         control["halt"] = 0
         for name, value in record.items():
             control["fault"][name] = value
@@ -331,6 +332,24 @@ def test_only_what_the_host_changed_goes_to_the_card(make: Callable[..., CudaVM]
     a.wait()
     assert (b.memory.read("L1.k")[3] == 9).all()
     assert (b.memory.read("L1.k")[4] == 5).all()
+
+
+def test_a_replay_may_be_given_the_tokens_it_starts_from(make: Callable[..., CudaVM], card: FakeCard) -> None:
+    vm = make()
+    seen = []
+
+    def work(c: FakeCard, launch: Any) -> None:
+        seen.append(vm.memory.read("token").ravel().tolist())
+        decode(c, launch)
+
+    card.work = work
+    graph = vm.capture(4, [0, 3, 4, 4], feed=True)
+    for first in ([5, 6], [9, 1]):
+        vm.replay(graph, [0, 3, 4, 4], first)
+        assert vm.poll(4, 5.0) == 4
+        vm.wait(refresh=False)
+        assert vm.tokens(2).tolist() == [[0, 1], [100, 101]]
+    assert seen == [[5, 6], [9, 1]]
 
 
 # -- what is given back
