@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from amk_bench.adversary.net import Rng
 from amk_core.schedule.certificate import Certificate
@@ -66,22 +69,7 @@ def truthful(s: Schedule, c: Certificate) -> bool:
     Raises:
         ValueError: more than MAX_STATES states.
     """
-    cols = s.columns
-    queues = [s.queue(q) for q in range(s.n_queues)]
-    waits = [
-        list(
-            zip(
-                *(x[cols.wait_off[b] : cols.wait_off[b + 1]].tolist() for x in (cols.wait_counter, cols.wait_t, cols.wait_e)),
-                strict=True,
-            )
-        )
-        for b in range(s.n_tasks)
-    ]
-    signals = [
-        list(zip(*(x[cols.sig_off[b] : cols.sig_off[b + 1]].tolist() for x in (cols.sig_counter, cols.sig_amount)), strict=True))
-        for b in range(s.n_tasks)
-    ]
-    total = [k.per_step for k in s.counters]
+    queues, waits, signals, total = _lists(s)
 
     def counts(state: tuple[int, ...]) -> list[int]:
         out = [0] * len(total)
@@ -116,19 +104,29 @@ def truthful(s: Schedule, c: Certificate) -> bool:
                     raise ValueError(f"more than {MAX_STATES} states")
                 seen.add(after)
                 stack.append(after)
-    return _replays(queues, waits, signals, total, c.replay.tolist())
+    return replays(s, c)
 
 
-def _replays(
-    queues: list[list[int]],
-    waits: list[list[tuple[int, int, int]]],
-    signals: list[list[tuple[int, int]]],
-    total: list[int],
-    order: list[int],
-) -> bool:
+_Lists = tuple[list[list[int]], list[list[tuple[int, int, int]]], list[list[tuple[int, int]]], list[int]]
+
+
+def _lists(s: Schedule) -> _Lists:
+    """(queues, waits of each task, signals of each task, per_step of each counter)."""
+    c = s.columns
+
+    def rows(off: npt.NDArray[np.int64], *columns: npt.NDArray[Any]) -> list[Any]:
+        return [list(zip(*(x[lo:hi].tolist() for x in columns), strict=True)) for lo, hi in itertools.pairwise(off.tolist())]
+
+    waits, signals = rows(c.wait_off, c.wait_counter, c.wait_t, c.wait_e), rows(c.sig_off, c.sig_counter, c.sig_amount)
+    return [s.queue(q) for q in range(s.n_queues)], waits, signals, [k.per_step for k in s.counters]
+
+
+def replays(s: Schedule, c: Certificate) -> bool:
+    """Whether the tasks of one step can run in the order of a certificate."""
+    queues, waits, signals, total = _lists(s)
     have, head = [0] * len(total), [0] * len(queues)
     where = {b: q for q, ids in enumerate(queues) for b in ids}
-    for b in order:
+    for b in c.replay.tolist():
         q = where[b]
         if queues[q][head[q]] != b or any(have[k] < t for k, t, e in waits[b] if e == 0):
             return False
