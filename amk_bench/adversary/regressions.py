@@ -275,6 +275,16 @@ def residual_added_twice() -> Json:
     return recount(s)
 
 
+@_unsafe("RACE")
+def modulus_far_beyond_the_buffer() -> Json:
+    """A ring that never comes round: its size times that of a row does not fit 64 bits."""
+    n = Net(2, 2)
+    x = n.buffer(2, rows=4, lifetime="persistent", filled=True)
+    n.task(0, [], [access(x, (0, 2), affine(1, mod=2**61))])
+    n.task(1, [access(x, ONE)])
+    return n.json()
+
+
 # ---- refused by the predecessor although safe
 @_safe
 def same_queue_order_without_a_wait() -> Json:

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from amk_bench.adversary.extremes import extreme_numbers
 from amk_bench.adversary.generators import dag, loop, placed, random_net
 from amk_bench.adversary.mutations import OPERATORS, mutant
 from amk_bench.adversary.net import Generator, Json
@@ -44,6 +45,7 @@ CLASSES: Mapping[str, Generator] = {
     "random_net": random_net, "random_dag": dag, "placed": _placed, "loop": loop, "real_lowering": lowered,
     **{name: mutant(op) for name, op in OPERATORS.items()},
     **SCENARIOS,
+    "extreme_numbers": extreme_numbers,
 }  # fmt: skip
 REGRESSION_CLASS = "named_regressions"
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr i64 kMaxCells = i64{1} << 28;     // clock entries held at once
 constexpr i64 kUnrolledCells = 40'000'000;  // the same, for clocks written out over steps
+constexpr i64 kMaxQueues = 1 << 12;         // of periodic clocks, whose independence is cubic in them: four times what a target has
 constexpr i64 kUnrolledTasks = 200'000;
 constexpr i64 kUnrolledWork = 100'000'000;
 constexpr int kMaxRounds = 256;             // 24 sufficed for 49 000 random loops
@@ -112,7 +113,7 @@ struct Search {
         if (owns[x]) ++rows;
         last[m.queue_of[b]] = x;
       }
-    if ((rows + i64(jobs.size())) * q > kMaxCells) {
+    if ((rows + i64(jobs.size())) * q > kMaxCells || (!unroll && q > kMaxQueues)) {
       c.clipped = true;
       c.value.assign(q, unroll ? 0 : kNever);
       std::fill(c.row.begin(), c.row.end(), 0);

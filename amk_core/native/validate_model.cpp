@@ -151,9 +151,11 @@ std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*&
   if (r.length_var < 0) r.length_var = -1;
   if (steps == 1) r.stride = r.length_stride = 0;
   auto small = [](i64 x) { return x >= -kMaxAddress && x <= kMaxAddress; };
+  if (r.mod) r.add = floor_mod(r.add, r.mod);
   if (r.var >= 0 && t.variables[r.var].min == t.variables[r.var].max) {
-    if (!small(r.add)) return problem = "range", std::nullopt;
-    r.add += t.variables[r.var].min, r.var = -1;
+    const i64 only = t.variables[r.var].min;
+    if (!r.mod && !small(r.add)) return problem = "range", std::nullopt;
+    r.add = r.mod ? floor_mod(i128(r.add) + only, r.mod) : r.add + only, r.var = -1;
   }
   if (r.length_var >= 0 && t.variables[r.length_var].min == t.variables[r.length_var].max) {
     if (!small(r.length)) return problem = "range", std::nullopt;

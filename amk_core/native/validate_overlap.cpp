@@ -18,7 +18,9 @@ bool same_grid(const Model& m, i32 x, i32 y) {
 }  // namespace
 
 std::pair<i64, i64> byte_bounds(const Model& m, const Rect& r) {
-  const auto rows = m.bounds(r.rows), cols = m.bounds(r.cols);
+  auto rows = m.bounds(r.rows), cols = m.bounds(r.cols);
+  // A modulus may be far larger than the buffer, in which the range is known to stay.
+  rows.second = std::min(rows.second, m.t.buffers[r.buffer].rows), cols.second = std::min(cols.second, m.t.buffers[r.buffer].cols);
   const i64 p = m.pitch(r.buffer), u = m.unit(r.buffer), base = m.t.buffers[r.buffer].offset * 2;
   return {(base + rows.first * p + cols.first * u) & ~i64{1}, (base + (rows.second - 1) * p + cols.second * u + 1) & ~i64{1}};
 }

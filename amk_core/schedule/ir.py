@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 FORMAT = "amk.schedule/1"
+MAX_DIMS = 64
+MAX_VARIABLES = 1 << 16  # launch variables, counted one by one: a short file must not ask for more names than fit in memory
 INT_MAX = 2**62  # larger integers in an interchange file are refused before any arithmetic can overflow
 
 
@@ -237,7 +240,10 @@ class Schedule:
             ScheduleFormatError: for anything that is not the documented format.  References that do not exist and numbers
                 that make no sense are kept and reported by ``validate`` (rule REF).
         """
-        return _Reader(data).schedule()
+        try:
+            return _Reader(data).schedule()
+        except RecursionError:  # naming what was seen prints it
+            raise ScheduleFormatError("nested deeper than the format") from None
 
     @classmethod
     def loads(cls, text: str | bytes) -> Schedule:
@@ -281,6 +287,11 @@ def columns_from(parts: Mapping[str, Sequence[int] | npt.NDArray[Any]]) -> Colum
     return Columns(**out)
 
 
+def _short(x: Any) -> str:
+    """What was seen, for an error: the beginning of it."""
+    return repr(x[:40] if isinstance(x, str) else str(x)[:40])
+
+
 class _Reader:
     """Interchange object -> Schedule.  Structure is checked here; meaning is checked by the validator."""
 
@@ -291,7 +302,7 @@ class _Reader:
     def __init__(self, data: Any) -> None:
         self.d = self.obj(data, "schedule", self.TOP, required={"format", "queues", "buffers", "counters", "tasks"})
         if self.d["format"] != FORMAT:
-            raise ScheduleFormatError(f'format is {self.d["format"]!r}, required is "{FORMAT}"')
+            raise ScheduleFormatError(f'format is {_short(self.d["format"])}, required is "{FORMAT}"')
         self.defects: list[str] = []
         self.var_index: dict[str, int] = {}
         self.affine: list[tuple[int, ...]] = []
@@ -303,7 +314,7 @@ class _Reader:
             raise ScheduleFormatError(f"{what}: an object is required, seen {type(x).__name__}")
         unknown = [str(k) for k in x if k not in known]
         if unknown:
-            raise ScheduleFormatError(f"{what}: unknown field {unknown[0]!r}; known are {', '.join(sorted(known))}")
+            raise ScheduleFormatError(f"{what}: unknown field {_short(unknown[0])}; known are {', '.join(sorted(known))}")
         for key in required:
             if key not in x:
                 raise ScheduleFormatError(f"{what}: field {key!r} is missing")
@@ -312,7 +323,7 @@ class _Reader:
     @staticmethod
     def int_(x: Any, what: str) -> int:
         if isinstance(x, bool) or not isinstance(x, int):
-            raise ScheduleFormatError(f"{what}: an integer is required, seen {str(x)[:40]!r}")
+            raise ScheduleFormatError(f"{what}: an integer is required, seen {_short(x)}")
         if not -INT_MAX <= x <= INT_MAX:
             raise ScheduleFormatError(f"{what}: integer out of range")
         return x
@@ -335,13 +346,18 @@ class _Reader:
     @staticmethod
     def str_(x: Any, what: str) -> str:
         if not isinstance(x, str):
-            raise ScheduleFormatError(f"{what}: a string is required, seen {str(x)[:40]!r}")
+            raise ScheduleFormatError(f"{what}: a string is required, seen {_short(x)}")
+        if not x.isascii():
+            try:
+                x.encode()
+            except UnicodeEncodeError:  # it could not be printed
+                raise ScheduleFormatError(f"{what}: {_short(x)} holds half of a surrogate pair") from None
         return x
 
     @staticmethod
     def bool_(x: Any, what: str) -> bool:
         if not isinstance(x, bool):
-            raise ScheduleFormatError(f"{what}: true or false is required, seen {str(x)[:40]!r}")
+            raise ScheduleFormatError(f"{what}: true or false is required, seen {_short(x)}")
         return x
 
     # -- parts
@@ -361,13 +377,17 @@ class _Reader:
 
     def variables(self) -> tuple[Variable, ...]:
         out: list[Variable] = []
-        raw = self.obj(self.d.get("variables", {}), "variables", frozenset(self.d.get("variables", {}) or ()))
+        raw = self.d.get("variables", {})
+        if not isinstance(raw, Mapping):
+            raise ScheduleFormatError(f"variables: an object is required, seen {type(raw).__name__}")
         for name, v in raw.items():
-            w = f"variables.{name}"
+            w = f"variables.{self.str_(name, 'variables')[:40]}"
             v = self.obj(v, w, frozenset({"count", "min", "max"}), required={"count", "min", "max"})
             var = Variable(name, *(self.int_(v[k], f"{w}.{k}") for k in ("count", "min", "max")))
-            if not 1 <= var.count <= 1 << 16:
-                raise ScheduleFormatError(f"{w}: count is {var.count}, required is 1 to 65536")
+            if not 1 <= var.count <= MAX_VARIABLES - sum(other.count for other in out):
+                raise ScheduleFormatError(
+                    f"{w}: count is {var.count}, required is at least 1, and {MAX_VARIABLES} over all variables"
+                )
             for i in range(var.count):
                 self.var_index[f"{name}[{i}]"] = len(self.var_index)
             if var.count == 1:
@@ -386,10 +406,15 @@ class _Reader:
             life = self.str_(b.get("lifetime", "step"), f"{w}.lifetime").upper()
             dtype = self.str_(b["dtype"], f"{w}.dtype")
             if kind not in Kind.__members__ or life not in Lifetime.__members__ or dtype not in DTYPE_BITS:
-                raise ScheduleFormatError(f"{w}: unknown kind {kind!r}, lifetime {life!r} or dtype {dtype!r}")
+                raise ScheduleFormatError(f"{w}: unknown kind {_short(kind)}, lifetime {_short(life)} or dtype {_short(dtype)}")
             shape = tuple(self.int_(n, f"{w}.shape") for n in self.list_(b["shape"], f"{w}.shape"))
-            if not shape or any(not 0 < n < 2**40 for n in shape) or np.prod([float(n) for n in shape]) > 2.0**50:
-                self.defects.append(f"{w}.shape: {list(shape)} is not a shape")
+            if (
+                not shape
+                or any(not 0 < n < 2**40 for n in shape)
+                or math.log2(math.prod(shape[:MAX_DIMS])) > 50
+                or len(shape) > MAX_DIMS
+            ):
+                self.defects.append(f"{w}.shape: {_short(list(shape[:MAX_DIMS]))} is not a shape")
                 shape = (1, 1)
             out.append(
                 Buffer(
@@ -448,7 +473,7 @@ class _Reader:
     def var(self, name: Any, what: str) -> int:
         key = self.str_(name, what)
         if key not in self.var_index:
-            self.defects.append(f"{what}: unknown variable {key!r}")
+            self.defects.append(f"{what}: unknown variable {_short(key)}")
             return -1
         return self.var_index[key]
 
@@ -467,19 +492,19 @@ class _Reader:
             op = self.str_(t.get("op", "opaque"), f"{w}.op")
             params = t.get("params", {})
             if op not in ops.BY_NAME:
-                self.defects.append(f"{w}: unknown op {op!r}; known are {', '.join(sorted(ops.BY_NAME))}")
+                self.defects.append(f"{w}: unknown op {_short(op)}; known are {', '.join(sorted(ops.BY_NAME))}")
                 op, params = "opaque", {}
             spec = ops.BY_NAME[op]
             try:
                 params = self.obj(params, f"{w}.params", frozenset(spec.params), required=spec.params)
                 p["par"] += spec.encode(params)
-            except (TypeError, ValueError) as e:  # ScheduleFormatError is a ValueError
+            except (TypeError, ValueError, OverflowError) as e:  # ScheduleFormatError is a ValueError
                 self.defects.append(f"{w}.params: {e}")
                 spec = ops.BY_NAME["opaque"]
             fences = 0
             for f in self.list_(t.get("fences", []), f"{w}.fences"):
-                if f not in FENCES:
-                    raise ScheduleFormatError(f"{w}: unknown fence {f!r}; known are {', '.join(FENCES)}")
+                if not isinstance(f, str) or f not in FENCES:
+                    raise ScheduleFormatError(f"{w}: unknown fence {_short(f)}; known are {', '.join(FENCES)}")
                 fences |= FENCES[f]
             p["task_op"].append(spec.code)
             p["task_fences"].append(fences)
@@ -488,8 +513,8 @@ class _Reader:
                 if len(wait) == 2:
                     wait.append(0)
                 c, th, epoch = self.list_(wait, f"{w}.waits", 3)
-                if epoch not in (0, -1):
-                    raise ScheduleFormatError(f"{w}.waits: epoch is {epoch!r}, required is 0 or -1")
+                if self.int_(epoch, f"{w}.waits") not in (0, -1):
+                    raise ScheduleFormatError(f"{w}.waits: epoch is {_short(epoch)}, required is 0 or -1")
                 p["wait_counter"].append(self.i32(c, f"{w}.waits"))
                 p["wait_t"].append(self.int_(th, f"{w}.waits"))
                 p["wait_e"].append(epoch)
@@ -504,11 +529,11 @@ class _Reader:
                     flags = write | (MAYBE if self.bool_(a.get("maybe", False), wa) else 0)
                     proxy = a.get("proxy", "generic")
                     if proxy not in ("async", "generic"):
-                        raise ScheduleFormatError(f'{wa}: proxy is {proxy!r}, required is "async" or "generic"')
+                        raise ScheduleFormatError(f'{wa}: proxy is {_short(proxy)}, required is "async" or "generic"')
                     flags |= ASYNC if proxy == "async" else 0
                     epoch = a.get("epoch", 0)
-                    if epoch not in (0, -1) or (epoch and write):
-                        raise ScheduleFormatError(f"{wa}: epoch is {epoch!r}, required is 0 or (reads only) -1")
+                    if self.int_(epoch, wa) not in (0, -1) or (epoch and write):
+                        raise ScheduleFormatError(f"{wa}: epoch is {_short(epoch)}, required is 0 or (reads only) -1")
                     flags |= PREV_EPOCH if epoch else 0
                     p["acc_buffer"].append(self.i32(a["buffer"], wa))
                     p["acc_flags"].append(flags)
@@ -569,7 +594,8 @@ class _Reader:
             raise ScheduleFormatError("meta: an object of integers and strings is required")
         out: dict[str, int | str] = {}
         for k, v in raw.items():
-            out[self.str_(k, "meta")] = v if isinstance(v, str) else self.int_(v, f"meta.{k}")
+            where = f"meta.{self.str_(k, 'meta')[:40]}"
+            out[k] = self.str_(v, where) if isinstance(v, str) else self.int_(v, where)
         return out
 
 

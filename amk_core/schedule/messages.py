@@ -18,6 +18,7 @@ _REF: Mapping[str, str] = {
     "shape": "{buffer}: its shape, element size, kind or lifetime makes no sense",
     "buffer pool": "{buffer}: its pool is not declared",
     "buffer range": "{buffer}: it ends at byte {have} of its pool, which has {need} bytes",
+    "address": "{buffer}: it ends beyond byte 2^60 of its pool",
     "queue entry": "queue {need} names task {have}, which does not exist",
     "queued twice": "{a} stands in queue {need} and again in queue {have}; every task stands in exactly one queue, once",
     "not queued": "{a} stands in no queue",
@@ -119,6 +120,8 @@ class Wording:
             return f"{f['rule']} {text}", None
         table = {"REF": _REF, "COUNT": _COUNT}.get(f["rule"])
         key = f["what"] if table is not None else f"{f['rule']} {f['what']}"
+        if key == "buffer range" and f["need"] < 0:  # an unbounded pool
+            key = "address"
         text = (table or _DATA)[key].format(
             a=a, b=b, buffer=buffer, access=access, have=f["have"], need=f["need"], counter=f"c{f['counter']}",
             bytes=f"{buffer}[{f['lo']}:{f['hi']})", step_a=f["step_a"], step_b=f["step_b"],

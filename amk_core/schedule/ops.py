@@ -62,11 +62,11 @@ class OpSpec:
         for name in self.params:
             x = params[name]
             if isinstance(x, bool) or not isinstance(x, int | float) or (name not in self.floats and not isinstance(x, int)):
-                raise TypeError(f"{name} is {x!r}, a number is required")
+                raise TypeError(f"{name} is {str(x)[:40]!r}, a number is required")
             if name in self.floats:
                 out.append(int(struct.unpack("<i", struct.pack("<f", x))[0]))
             elif not -(2**31) <= x < 2**31:
-                raise ValueError(f"{name} is {x}, which does not fit 32 bits")
+                raise ValueError(f"{name} is {str(x)[:40]}, which does not fit 32 bits")
             else:
                 out.append(int(x))
         return out

@@ -108,7 +108,10 @@ def validate(schedule: Schedule, *, witness: bool = True, certificate: bool = Tr
         return _verdict([Finding("REF", f"REF schedule: it cannot be packed into tables: {e}")])
     from amk_core import _native  # the extension is loaded when the first schedule is validated, not at import
 
-    answer = _native.validate(tables, certificate)
+    try:
+        answer = _native.validate(tables, certificate)
+    except ValueError as e:  # columns that no reader makes: a schedule unpacked from damaged tables
+        return _verdict([Finding("REF", f"REF {e}")])
     words = Wording(schedule)
     findings = [_finding(schedule, words, f, witness) for f in answer["findings"]]
     counts: dict[str, int] = dict(answer["counts"])
@@ -158,6 +161,8 @@ def _references(s: Schedule) -> list[Finding]:
     for i, b in enumerate(s.buffers):
         if b.pool not in known:
             out.append(Finding("REF", f"REF buffer {i} {b.name}: pool {b.pool!r} is not declared", buffer=i))
+        if b.offset < 0:
+            out.append(Finding("REF", f"REF buffer {i} {b.name}: offset is {b.offset}, required is 0 or more", buffer=i))
     if out:
         return out
     for task, text in ops.problems(s):
