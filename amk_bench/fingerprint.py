@@ -31,7 +31,8 @@ COMPARED = ("arch", "device", "driver", "cpu", "cores", "os", "python", "librari
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """``device_id`` is a salted hash of the card's UUID; ``policy`` names clock and thread policies that were in force."""
+    """``device_id`` is a salted hash of the card's UUID; ``policy`` names settings that were in force: governor,
+    power limit, application clocks, ECC, MIG."""
 
     arch: str
     device: str
@@ -58,8 +59,21 @@ class Fingerprint:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Why two fingerprints do not compare, one line each; empty when they do.  Takes the JSON form of both."""
-    return [f"{name}: {a.get(name)!r} against {b.get(name)!r}" for name in COMPARED if a.get(name) != b.get(name)]
+    """Why two fingerprints do not compare, one line each; empty when they do.  Takes the JSON form of both.
+
+    Model of device, driver, versions and policy have to be the same; the card's own identity, the commit, the command line and the
+    seeds do not.
+    """
+    lines = []
+    for name in COMPARED:
+        one, other = a.get(name), b.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            for key in sorted({*one, *other}):
+                if one.get(key) != other.get(key):
+                    lines.append(f"{name}.{key}: {one.get(key)!r} against {other.get(key)!r}")
+        elif one != other:
+            lines.append(f"{name}: {one!r} against {other!r}")
+    return lines
 
 
 def hashed_uuid(uuid: str) -> str:
@@ -79,6 +93,27 @@ def commit_of(tree: Path) -> str:
         return "unknown"
 
 
+def state_of(tree: Path) -> str:
+    """What the source at ``tree`` differs by from its commit: a digest, "" for a clean tree or where there is no repository."""
+
+    def git(*words: str) -> bytes:
+        return subprocess.run(["git", *words], cwd=tree, capture_output=True, timeout=10, check=True).stdout
+
+    try:
+        names = git("ls-files", "--others", "--exclude-standard", "-z")
+        changes = git("diff", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    if not names and not changes:
+        return ""
+    digest = hashlib.sha256(changes)
+    for name in filter(None, names.decode(errors="surrogateescape").split("\0")):
+        path = tree / name
+        if path.suffix == ".py" and path.is_file():  # results and logs of a run are no source
+            digest.update(name.encode(errors="surrogateescape") + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
 def _governor() -> str:
     try:
         return Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
@@ -89,6 +124,11 @@ def _governor() -> str:
 def take(machine: Machine, arch: str, device: str, command: Sequence[str], seeds: Mapping[str, int], tree: Path) -> Fingerprint:
     """Fingerprint of a run for ``device`` of ``arch`` started by ``command`` (argv without the interpreter) from ``tree``."""
     card = next((gpu for gpu in machine.gpus if gpu.name == device and gpu.arch == arch), None)
+    policy = {"cpu_governor": _governor()}
+    if card is not None:
+        from amk_bench.nvml import policy_of
+
+        policy |= policy_of(card.uuid)
     return Fingerprint(
         arch=arch,
         device=device,
@@ -100,7 +140,7 @@ def take(machine: Machine, arch: str, device: str, command: Sequence[str], seeds
         os=f"{platform.system()} {platform.release()}",
         python=".".join(map(str, sys.version_info[:3])),
         libraries=library_versions(LIBRARIES),
-        policy={"cpu_governor": _governor()},
+        policy=policy,
         commit=commit_of(tree),
         command=" ".join(command),
         seeds=dict(seeds),

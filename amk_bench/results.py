@@ -344,12 +344,16 @@ def report_name(doc: Mapping[str, Any]) -> str:
 
 
 def write_atomically(path: Path, doc: Any, *, replace: bool = False) -> None:
-    """Writes JSON under a temporary name in the same folder, then renames: a reader sees all of it or nothing.
+    """Writes JSON as :func:`write_text_atomically` writes text; ValueError for numbers that JSON does not have."""
+    write_text_atomically(path, json.dumps(doc, indent=1, sort_keys=True, allow_nan=False) + "\n", replace=replace)
+
+
+def write_text_atomically(path: Path, text: str, *, replace: bool = False) -> None:
+    """Writes under a temporary name in the same folder, then renames: a reader sees all of it or nothing, also after a power cut.
 
     Raises FileExistsError for an existing ``path`` unless ``replace``; leaves no temporary file behind on any error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(doc, indent=1, sort_keys=True, allow_nan=False) + "\n"
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -70,10 +70,11 @@ class Session:
         return document(self.records, self.fingerprint.to_json(), asdict(self.options))
 
     def write_report(self) -> Path:
-        """Appends this run to ``reports/data``; raises OSError when it cannot."""
-        from amk_bench.results import report_name, write_atomically
+        """Appends this run to ``reports/data``; raises OSError when it cannot, ResultError for a document that does not hold."""
+        from amk_bench.results import report_name, validate, write_atomically
 
         doc = self.document()
+        validate(doc)
         path = self.root / "reports" / "data" / report_name(doc)
         write_atomically(path, doc)
         return path

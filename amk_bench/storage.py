@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from amk_bench.clock import device_seconds
-from amk_bench.results import SCHEMA, write_atomically
+from amk_bench.fingerprint import differences
+from amk_bench.results import SCHEMA, _plain, write_atomically, write_text_atomically
 from amk_bench.session import Session
 
 FIXTURE = "amk_seconds"
@@ -23,14 +25,17 @@ Groups = list[tuple[str | None, list[dict[str, Any]]]]
 class Seconds:
     """Stores the samples of one cell; the ``amk_seconds`` fixture.  Without pytest-benchmark it stores nothing."""
 
-    def __init__(self, benchmark: Any | None) -> None:
+    def __init__(self, benchmark: Any | None, item: pytest.Item | None = None) -> None:
         self._benchmark = benchmark
+        self._item = item  # whose report carries the seconds to the journal
 
     def store(self, samples_s: Sequence[float], block: dict[str, Any]) -> None:
         """Enters ``samples_s`` (device seconds of whole calls, in order) and ``block`` as ``extra_info["amk"]``."""
         if self._benchmark is None:
             return
         replay = iter(samples_s)
+        if self._item is not None:
+            self._item.user_properties.append((FIXTURE, {"samples_s": list(samples_s), "block": _plain(block)}))
         self._benchmark.extra_info["amk"] = {"schema": SCHEMA, **block}
         self._benchmark.pedantic(lambda: device_seconds.advance(next(replay)), rounds=len(samples_s), iterations=1)
 
@@ -40,6 +45,27 @@ class BenchmarkHooks:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """pytest-benchmark writes its files in place; ours are whole or absent."""
+        benchmarks = getattr(session.config, "_benchmarksession", None)
+        if benchmarks is not None and not self._session.worker:
+            benchmarks.save_json = functools.partial(_save_json, benchmarks)
+            storage = getattr(benchmarks, "storage", None)
+            if hasattr(storage, "_next_num") and hasattr(storage, "get"):  # a folder; other storages are databases
+                storage.save = functools.partial(_save_file, storage)
+
+    def pytest_benchmark_compare_machine_info(self, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> bool | None:
+        """Times of another machine, driver or policy are compared only when that is asked for."""
+        then, now = compared_benchmark.get("machine_info", {}).get("amk"), machine_info.get("amk")
+        apart = differences(then, now) if then and now else []
+        if apart and not self._session.options.allow_different:
+            raise pytest.UsageError(
+                "--benchmark-compare: the saved run has another fingerprint: "
+                + "; ".join(apart)
+                + ". Compare runs of one machine and setup, or add --allow-different."
+            )
+        return None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -92,3 +118,20 @@ def _benchmark_version() -> str:
     import importlib.metadata
 
     return importlib.metadata.version("pytest-benchmark")
+
+
+def _save_json(benchmarks: Any, output_json: dict[str, Any]) -> None:
+    """What ``--benchmark-json`` asks for, in place of ``BenchmarkSession.save_json``."""
+    from pytest_benchmark.utils import safe_dumps
+
+    write_text_atomically(Path(benchmarks.json), safe_dumps(output_json, ensure_ascii=True, indent=4), replace=True)
+    benchmarks.logger.info(f"Wrote benchmark data in: {benchmarks.json}", purple=True)
+
+
+def _save_file(storage: Any, output_json: dict[str, Any], name: str) -> None:
+    """What ``--benchmark-save`` asks for, in place of ``FileStorage.save``."""
+    from pytest_benchmark.utils import safe_dumps
+
+    path = storage.get(f"{storage._next_num}_{name}.json")
+    write_text_atomically(path, safe_dumps(output_json, ensure_ascii=True, indent=4))
+    storage.logger.info(f"Saved benchmark data in: {path}")
