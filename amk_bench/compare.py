@@ -28,8 +28,10 @@ class Incomparable(ValueError):
 class Change:
     """One cell in both files.
 
-    ``ours``, ``baseline``: time before / time after: above 1 the later one is faster.  ``low``, ``high``: 95 % interval of the change
-    of ours relative to the baseline's.  ``verdict``: FASTER, SLOWER, SAME or UNCLEAR against the wider noise floor of the two runs.
+    Attributes:
+        ours, baseline: time before over time after: above 1 the later one is faster.
+        relative, low, high: the change of ours over the baseline's, with its 95 % interval.
+        verdict: FASTER, SLOWER, SAME or UNCLEAR, against the wider noise floor of the two runs.
     """
 
     name: str
@@ -121,7 +123,6 @@ def _change(key: Key, before: LatencyRecord, after: LatencyRecord) -> Change:
 
     from amk_bench.stats import CONFIDENCE
 
-    assert before.ours_us and before.baseline_us and after.ours_us and after.baseline_us
     rng = np.random.default_rng(SEED)
     spread = np.zeros(RESAMPLES)
     for record, sign in ((before, 1.0), (after, -1.0)):
@@ -131,13 +132,16 @@ def _change(key: Key, before: LatencyRecord, after: LatencyRecord) -> Change:
     tail = (1.0 - CONFIDENCE) / 2.0
     low, high = (math.exp(float(x)) for x in np.quantile(spread, [tail, 1.0 - tail]))
     floor = max(before.floor or 0.0, after.floor or 0.0)
-    ours, baseline = before.ours_us / after.ours_us, before.baseline_us / after.baseline_us
-    assert before.ratio
-    assert after.ratio
+    (ours_before, base_before, ratio_before), (ours_after, base_after, ratio_after) = _numbers(before), _numbers(after)
     return Change(
-        _name(key), before.ours_us, after.ours_us, ours, baseline, after.ratio / before.ratio, low, high, floor,
-        _verdict(low, high, floor),
+        _name(key), ours_before, ours_after, ours_before / ours_after, base_before / base_after, ratio_after / ratio_before, low,
+        high, floor, _verdict(low, high, floor),
     )  # fmt: skip
+
+
+def _numbers(record: LatencyRecord) -> tuple[float, float, float]:
+    """Times of ours and of the baseline, and their ratio, of a cell that is not INVALID."""
+    return float(record.ours_us or 0), float(record.baseline_us or 0), float(record.ratio or 0)
 
 
 def _verdict(low: float, high: float, floor: float) -> str:

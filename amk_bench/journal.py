@@ -1,8 +1,8 @@
 """Finished cells of runs that have not ended, so that a killed run goes on at its next cell.
 
-Each run has a folder of its own under ``$AMK_HOME/runs/PROJECT``, with one file a finished cell and a lock that lives as long as the
-process.  Whoever starts later adopts the folders whose lock is free: their runs were killed.  A run that ends removes its folder and
-the ones it adopted, for then the cells stand in its result.
+Each run has a folder of its own under ``$AMK_HOME/runs/PROJECT``, with one file a finished cell and a lock that lives as long as
+the process.  Whoever starts later adopts the folders whose lock is free: their runs were killed.  A run that ends removes its
+folder and the ones it adopted, for then the cells stand in its result.
 """
 
 from __future__ import annotations

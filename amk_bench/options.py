@@ -29,6 +29,8 @@ class Options:
     tier: Tier = "default"
     require_hardware: bool = False
     update_reports: bool = False
+    resume: bool = True
+    allow_different: bool = False
     targets: tuple[str, ...] = ()
 
     def command(self, *extra: str, arch: str | None = None) -> str:
@@ -99,6 +101,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full", {"action": "store_true", "help": "every window, position and prompt, and HF's own generate loop"}),
     ("require-hardware", {"action": "store_true", "help": "fail, rather than skip, when the device of --arch is not here"}),
     ("update-reports", {"action": "store_true", "help": "write this run's results to reports/data/"}),
+    ("no-resume", {"action": "store_true", "help": "measure again what a run that was killed had finished"}),
+    ("allow-different", {"action": "store_true", "help": "let --benchmark-compare compare another machine, driver or policy"}),
 )
 
 
@@ -148,4 +152,6 @@ def read_options(config: pytest.Config) -> Options:
         require_hardware=bool(value("require-hardware")),
         update_reports=bool(value("update-reports")),
         targets=tuple(str(target) for target in getattr(config.option, "file_or_dir", None) or ()),
+        resume=not value("no-resume"),
+        allow_different=bool(value("allow-different")),
     )

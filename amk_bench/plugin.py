@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from amk_bench import options as command_line
+from amk_bench.journal import Journal
 from amk_bench.options import Arch, Options
 from amk_bench.pair_fixture import PairedBenchmark
 from amk_bench.progress import Progress
 from amk_bench.recorder import PROPERTY, Recorder
 from amk_bench.results import NoteRecord, SkipRecord, to_json
+from amk_bench.resume import Resume, project_folder
 from amk_bench.session import Session
 from amk_bench.storage import FIXTURE, BenchmarkHooks, Seconds
 
@@ -53,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session
     if config.pluginmanager.hasplugin("benchmark") or config.pluginmanager.hasplugin("pytest_benchmark.plugin"):
         config.pluginmanager.register(BenchmarkHooks(session), "amk_bench.storage")
+    if not session.worker:
+        journal = Journal(project_folder(session.root))
+        config.pluginmanager.register(Resume(session, journal), "amk_bench.resume")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -228,7 +233,7 @@ def _line(reporter: Any, text: str) -> None:
 def amk_seconds(request: pytest.FixtureRequest) -> Seconds:
     """Stores device seconds through pytest-benchmark; without it, nothing is stored and the test runs all the same."""
     present = request.config.pluginmanager.hasplugin("amk_bench.storage")
-    return Seconds(request.getfixturevalue("benchmark") if present else None)
+    return Seconds(request.getfixturevalue("benchmark") if present else None, request.node)
 
 
 @pytest.fixture

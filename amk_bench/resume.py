@@ -80,7 +80,8 @@ class Resume:
         note = NoteRecord(f"{pyfuncitem.name}: kept from a run that was killed, measured {cell['created']}")
         pyfuncitem.user_properties.append((PROPERTY, to_json(note)))
         if cell.get("seconds"):
-            pyfuncitem.funcargs[SECONDS].store(cell["seconds"]["samples_s"], cell["seconds"]["block"])
+            seconds: Any = pyfuncitem.funcargs[SECONDS]
+            seconds.store(cell["seconds"]["samples_s"], cell["seconds"]["block"])
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -51,11 +51,11 @@ class BenchmarkHooks:
         benchmarks = getattr(session.config, "_benchmarksession", None)
         if benchmarks is not None and not self._session.worker:
             benchmarks.save_json = functools.partial(_save_json, benchmarks)
-            storage = getattr(benchmarks, "storage", None)
+            storage: Any = getattr(benchmarks, "storage", None)
             if hasattr(storage, "_next_num") and hasattr(storage, "get"):  # a folder; other storages are databases
                 storage.save = functools.partial(_save_file, storage)
 
-    def pytest_benchmark_compare_machine_info(self, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> bool | None:
+    def pytest_benchmark_compare_machine_info(self, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]) -> None:
         """Times of another machine, driver or policy are compared only when that is asked for."""
         then, now = compared_benchmark.get("machine_info", {}).get("amk"), machine_info.get("amk")
         apart = differences(then, now) if then and now else []
@@ -65,7 +65,6 @@ class BenchmarkHooks:
                 + "; ".join(apart)
                 + ". Compare runs of one machine and setup, or add --allow-different."
             )
-        return None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -122,16 +121,20 @@ def _benchmark_version() -> str:
 
 def _save_json(benchmarks: Any, output_json: dict[str, Any]) -> None:
     """What ``--benchmark-json`` asks for, in place of ``BenchmarkSession.save_json``."""
-    from pytest_benchmark.utils import safe_dumps
-
-    write_text_atomically(Path(benchmarks.json), safe_dumps(output_json, ensure_ascii=True, indent=4), replace=True)
+    write_text_atomically(Path(benchmarks.json), _text(output_json), replace=True)
     benchmarks.logger.info(f"Wrote benchmark data in: {benchmarks.json}", purple=True)
 
 
 def _save_file(storage: Any, output_json: dict[str, Any], name: str) -> None:
     """What ``--benchmark-save`` asks for, in place of ``FileStorage.save``."""
-    from pytest_benchmark.utils import safe_dumps
-
     path = storage.get(f"{storage._next_num}_{name}.json")
-    write_text_atomically(path, safe_dumps(output_json, ensure_ascii=True, indent=4))
+    write_text_atomically(path, _text(output_json))
     storage.logger.info(f"Saved benchmark data in: {path}")
+
+
+def _text(output_json: dict[str, Any]) -> str:
+    """JSON as pytest-benchmark writes it: what JSON does not know becomes text."""
+    from pytest_benchmark import utils
+
+    dumps: Any = utils.safe_dumps
+    return str(dumps(output_json, ensure_ascii=True, indent=4))

@@ -196,6 +196,30 @@ def test_save_and_compare_work(suite: pytest.Pytester) -> None:
     assert "machine_info is different" not in result.stdout.str() + result.stderr.str()
 
 
+def test_a_saved_run_of_another_setup_is_compared_only_when_asked_for(suite: pytest.Pytester) -> None:
+    assert run(suite, "--arch=cpu", "--benchmark-save=base").ret == 0
+    (saved,) = suite.path.glob(".benchmarks/*/0001_base.json")
+    data = json.loads(saved.read_text())
+    data["machine_info"]["amk"]["libraries"]["torch"] = "0.1"
+    saved.write_text(json.dumps(data))
+    refused = run(suite, "--arch=cpu", "--benchmark-compare")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    said = refused.stdout.str() + refused.stderr.str()
+    assert "another fingerprint: libraries.torch: '0.1' against" in said
+    assert "--allow-different" in said
+    assert run(suite, "--arch=cpu", "--benchmark-compare", "--allow-different").ret == 0
+
+
+def test_saved_files_load_in_pytest_benchmark_s_own_command(suite: pytest.Pytester) -> None:
+    assert run(suite, "--arch=cpu", "--benchmark-json=out.json", "--benchmark-save=base").ret == 0
+    (saved,) = suite.path.glob(".benchmarks/*/0001_base.json")
+    for file in ("out.json", str(saved)):
+        command = [sys.executable, "-m", "pytest_benchmark", "compare", file]
+        done = subprocess.run(command, cwd=suite.path, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "test_latency[0-2.0]" in done.stdout
+
+
 def test_benchmark_only_and_skip_see_our_timed_tests(suite: pytest.Pytester) -> None:
     run(suite, "--arch=cpu", "--benchmark-only").assert_outcomes(passed=2, skipped=4)
     run(suite, "--arch=cpu", "--benchmark-skip").assert_outcomes(passed=1, skipped=5)
