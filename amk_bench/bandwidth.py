@@ -178,10 +178,3 @@ def measured(path: Path, probe: Callable[[], Bandwidth], *, again: bool = False)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs a probe
             write_atomically(path, asdict(best), replace=True)
     return best
-
-
-def folder() -> Path:
-    """``$AMK_HOME``, by default ``~/.cache/amk``."""
-    from amk_core.vm.nvrtc import cache_folder
-
-    return cache_folder().parent

@@ -19,10 +19,11 @@ from amk_bench import options as command_line
 from amk_bench.journal import Journal
 from amk_bench.options import Arch, Options
 from amk_bench.pair_fixture import PairedBenchmark
+from amk_bench.places import runs_of
 from amk_bench.progress import Progress
 from amk_bench.recorder import PROPERTY, Recorder
 from amk_bench.results import NoteRecord, SkipRecord, to_json
-from amk_bench.resume import Resume, project_folder
+from amk_bench.resume import Resume
 from amk_bench.session import Session
 from amk_bench.storage import FIXTURE, BenchmarkHooks, Seconds
 
@@ -56,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("benchmark") or config.pluginmanager.hasplugin("pytest_benchmark.plugin"):
         config.pluginmanager.register(BenchmarkHooks(session), "amk_bench.storage")
     if not session.worker:
-        journal = Journal(project_folder(session.root))
+        journal = Journal(runs_of(session.root))
         config.pluginmanager.register(Resume(session, journal), "amk_bench.resume")
 
 

@@ -115,10 +115,3 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError:
         return "unreadable"
-
-
-def project_folder(root: Path) -> Path:
-    """Where the journals of the project at ``root`` are."""
-    from amk_bench.bandwidth import folder
-
-    return folder() / "runs" / hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]

@@ -313,7 +313,9 @@ def test_loading_is_light() -> None:
 
 def test_collecting_imports_no_torch_and_costs_little(suite: pytest.Pytester) -> None:
     (suite.path / "test_suite.py").unlink()
-    (suite.path / "test_light.py").write_text("import sys\nassert not {'torch', 'transformers', 'cupy'} & set(sys.modules)\n")
+    (suite.path / "test_light.py").write_text(
+        "import sys\nassert not {'torch', 'transformers', 'cupy', 'numpy'} & set(sys.modules)\n"
+    )
     with_plugin = min(_seconds(suite, "--collect-only", "-q") for _ in range(3))
     (suite.path / "conftest.py").unlink()
     without = min(_seconds(suite, "--collect-only", "-q") for _ in range(3))
