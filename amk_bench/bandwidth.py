@@ -88,7 +88,7 @@ def probe_cuda(device: Any, repeats: int = REPEATS) -> Bandwidth:
     data, sink = device.memory(size), device.memory(16)
     stream = device.stream()
     data.fill(1, stream=stream)
-    read = device.function(device.module(_compile(facts.arch)), "read16")
+    read = device.function(device.module(compiled(KERNEL, facts.arch)), "read16")
     first, last = call("cuEventCreate", 0), call("cuEventCreate", 0)
     args, alive = pointers(
         np.array([data.address], np.uint64), np.array([size // 16], np.uint64), np.array([SALT], np.uint32),
@@ -111,22 +111,25 @@ def probe_cuda(device: Any, repeats: int = REPEATS) -> Bandwidth:
     return Bandwidth(size / best_s, facts.l2_bytes, size, shape, datasheet(facts.name))
 
 
-def _compile(arch: str) -> bytes:
-    """Machine code of the probe; a small program of its own, so that it never depends on the VM's sources."""
+def compiled(source: str, arch: str) -> bytes:
+    """Machine code of a small program of the judge's own, which never depends on the VM's sources.
+
+    Raises CompileError where NVRTC is missing or refuses.
+    """
     from amk_core.vm.nvrtc import CompileError, compiler_arch
 
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise CompileError(f"the bandwidth probe needs NVRTC: pip install 'amk[cuda13]'. The import says: {error}") from None
+        raise CompileError(f"probes of a card need NVRTC: pip install 'amk[cuda13]'. The import says: {error}") from None
 
     def call(function: str, *args: Any) -> Any:
         status, *rest = getattr(nvrtc, function)(*args)
         if int(status):
-            raise CompileError(f"{function}, bandwidth probe for {arch}: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
+            raise CompileError(f"{function}, probe for {arch}: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
         return rest[0] if rest else None
 
-    program = call("nvrtcCreateProgram", KERNEL.encode(), b"read16.cu", 0, [], [])
+    program = call("nvrtcCreateProgram", source.encode(), b"probe.cu", 0, [], [])
     try:
         call("nvrtcCompileProgram", program, 1, [f"--gpu-architecture={compiler_arch(arch)}".encode()])
         code: bytes = b" " * call("nvrtcGetCUBINSize", program)

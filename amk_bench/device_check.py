@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from amk_bench import instruments
 from amk_bench.device_cases import CASES, Array, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
 from amk_bench.device_timing import POSITIONS, Timing, measure, report, timed_vm, trace
 from amk_bench.results import write_atomically
@@ -187,6 +188,8 @@ def timings(args: argparse.Namespace) -> int:
     print(device.facts)
     rows: list[Timing] = []
     failed = 0
+    read = instruments.for_cuda(device).bandwidth()
+    assert read is not None
     for model in args.models.split(","):
         shared: dict[str, Any] = {}
         for text in args.config.split(";"):
@@ -199,7 +202,7 @@ def timings(args: argparse.Namespace) -> int:
                 vm = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared, batch=batch,
                               flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
                 for position in positions or POSITIONS[model]:
-                    t = measure(model, position, vm, batch=batch, config=config)
+                    t = measure(model, position, vm, read.bytes_per_s, batch=batch, config=config)
                     print(f"{model:16s} {text:40s} position {position:5d}: {t.us:8.1f} us a token (spread {t.spread * 100:.1f} %), "
                           f"floor {t.floor_us:.0f}; random weights", flush=True)  # fmt: skip
                     rows.append(t)
@@ -214,7 +217,7 @@ def timings(args: argparse.Namespace) -> int:
                 print(f"FAIL {model} {text}: {type(e).__name__}: {e}", flush=True)
                 failed = 1
     if args.out is not None:
-        write_atomically(args.out, report(rows, device.facts, args.commit))
+        write_atomically(args.out, report(rows, device.facts, args.commit, read))
         print(f"samples and fingerprint: {args.out}")
     return failed
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amk_bench import fingerprint
+from amk_bench.floor import Bandwidth
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.machine import probe
 from amk_core.schedule import tables
@@ -45,7 +46,7 @@ class Timing:
 
     Attributes:
         us: median of ``samples_us``, one launch each, in the order of measuring; none is left out but the first two.
-        floor_us: bytes of the tape at READ_BYTES_PER_S.
+        floor_us: bytes of the tape at the bandwidth that this card was measured to have.
     """
 
     model: str
@@ -110,34 +111,43 @@ def timed_vm(
     return vm
 
 
+UNSTATED_BYTES_PER_S = 4.58e12  # the floors of files that do not state the bandwidth: an H200, bulk copies
 POSITIONS = {"smollm2-135m": (16, 2048), "tinyllama-1.1b": (16, 1024), "llama-3.2-1b": (16, 2048), "llama-3.1-8b": (16, 2048)}
-READ_BYTES_PER_S = 4.58e12  # measured on an H200 with bulk copies; the floor is meaningful there only
 
 
 def measure(
-    model: str, position: int, vm: Any, repeats: int = 7, steps: int = 32, batch: int = 1, config: Mapping[str, Any] | None = None
+    model: str,
+    position: int,
+    vm: Any,
+    bytes_per_s: float,
+    repeats: int = 7,
+    steps: int = 32,
+    batch: int = 1,
+    config: Mapping[str, Any] | None = None,
 ) -> Timing:
-    """``repeats`` launches of ``steps`` steps from ``position``."""
+    """``repeats`` launches of ``steps`` steps from ``position`` on a card that reads ``bytes_per_s`` from its memory."""
     samples = vm.time_launches(steps, vm.variables(position, steps), repeats + 2)[2:]
     us = tuple(x / steps * 1e6 for x in samples)
-    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / READ_BYTES_PER_S * 1e6)
+    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / bytes_per_s * 1e6)
 
 
-def report(rows: Sequence[Timing], facts: Any, commit: str) -> dict[str, Any]:
-    """What a run leaves behind: samples and the fingerprint.  There is no baseline and no gate in it, so it is not a result."""
+def report(rows: Sequence[Timing], facts: Any, commit: str, bandwidth: Bandwidth) -> dict[str, Any]:
+    """What a run leaves behind: samples, bandwidth and fingerprint.  There is no baseline and no gate in it, so it is no result."""
     words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]  # where the tree lies is nobody's business
     stamp = fingerprint.take(probe(), facts.arch, facts.name, ["python", "-m", "amk_bench.device_check", *words], {}, Path.cwd())
     if commit:
         stamp = dataclasses.replace(stamp, commit=commit)
     timings = [{**dataclasses.asdict(t), "median_us": t.us, "weights": "random"} for t in rows]
-    return {"amk": {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "timings": timings}}
+    read = dataclasses.asdict(bandwidth)
+    return {"amk": {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "bandwidth": read, "timings": timings}}
 
 
 def table(doc: Mapping[str, Any]) -> str:
     """Markdown table of what :func:`report` wrote: microseconds a token, by position, with and without separate combine tasks."""
     rows = doc["amk"]["timings"]
     positions = sorted({t["position"] for t in rows})
-    out = ["| model | combine | " + " | ".join(str(p) for p in positions) + " | weights at 4.58 TB/s |"]
+    read = doc["amk"].get("bandwidth", {}).get("bytes_per_s", UNSTATED_BYTES_PER_S)
+    out = ["| model | combine | " + " | ".join(str(p) for p in positions) + f" | weights at {read * 1e-12:.2f} TB/s |"]
     out.append("| --- " * (len(positions) + 3) + "|")
     for model, combine in dict.fromkeys((t["model"], t["config"].get("fuse_combine", True)) for t in rows):
         mine = {t["position"]: t for t in rows if (t["model"], t["config"].get("fuse_combine", True)) == (model, combine)}

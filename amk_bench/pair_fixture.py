@@ -74,6 +74,7 @@ class PairedBenchmark:
         return self._keep(*compare(ours, baseline, cell, plan, clock, floor, score, watch), seeds=f"seed {plan.seed}")
 
     def _instruments(self, gpu: bool) -> tuple[Clock, PairPlan]:
+        from amk_bench import instruments
         from amk_bench.paired import PairPlan
 
         blocks = BLOCKS[self._session.options.tier]
@@ -82,11 +83,14 @@ class PairedBenchmark:
 
             from amk_bench.cuda_clock import CudaClock, TorchEvents
 
-            return CudaClock(TorchEvents()), PairPlan(torch.cuda.get_device_name(), blocks)
+            least_s = instruments.for_this_card().least_s
+            return CudaClock(TorchEvents()), PairPlan(torch.cuda.get_device_name(), blocks, least_s)
         from amk_bench import busy
         from amk_bench.clock import CpuClock
 
-        return CpuClock(), PairPlan(self._session.machine.cpu, blocks, witness=busy.witness)
+        machine = self._session.machine
+        least_s = instruments.for_cpu(machine.cpu, machine.cores).least_s
+        return CpuClock(), PairPlan(machine.cpu, blocks, least_s, witness=busy.witness)
 
     def _watch(self, name: str, run: Iterable[Block], count: int) -> Iterable[Block]:
         return self._progress.over(run, name, count)

@@ -8,39 +8,52 @@ from typing import Any
 
 import pytest
 
+from amk_bench import instruments
 from amk_bench.baselines import registry
 from amk_bench.baselines.hf import HfEager
 from amk_bench.busy import witness
 from amk_bench.clock import CpuClock
 from amk_bench.engine import Engine
+from amk_bench.floor import step_bytes
 from amk_bench.measure import BUSY, Cell, Plan, compare, invalid, noise
 from amk_bench.options import Arch, Options
 from amk_bench.ours import Ours
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
-from amk_bench.session import SEED
-from amk_bench.stats import MAX_FLOOR, noise_floor
+from amk_bench.session import SEED, Session
+from amk_bench.stats import MAX_FLOOR, Precision, noise_floor
 from amk_bench.storage import Seconds
 from amk_bench.verdict import Verdict
 
 POSITIONS = (0, 16, 128, 512, 1024, 2048, 4096, 16384)
 BY_DEFAULT = (0, 16, 128, 512)
 FLOOR_POSITION = 128
-SIZES = {"quick": (4, 6), "default": (8, 10), "full": (16, 20)}  # tokens a call, blocks
+SIZES = {"quick": (4, 6), "default": (8, 10), "full": (16, 60)}  # tokens a call, most blocks
 # torch's worker threads spin for about a millisecond after a parallel region; they must not do so inside our timed call.
 SETTLE_S = 0.01
 
 
 @pytest.fixture(scope="module")
-def plan(amk_options: Options) -> Plan:
+def plan(amk_options: Options, amk_arch: Arch, amk_session: Session) -> Plan:
+    """With the instruments of the device; in full runs as many blocks as the interval needs, up to the number given."""
     tokens, blocks = SIZES[amk_options.tier]
-    return Plan(tokens, blocks, SEED, settle=lambda: time.sleep(SETTLE_S), witness=witness)
+    precision = Precision() if amk_options.tier == "full" else None
+    bare = Plan(tokens, blocks, SEED, settle=lambda: time.sleep(SETTLE_S), witness=witness, precision=precision)
+    if amk_arch.is_gpu:
+        return instruments.for_this_card().equip(bare)
+    return instruments.for_cpu(amk_session.machine.cpu, amk_session.machine.cores).equip(bare)
 
 
 @pytest.fixture(scope="module")
-def cell(amk_arch: Arch, amk_options: Options, text_ids: list[int]) -> Callable[[int], Cell]:
+def cell(amk_arch: Arch, amk_options: Options, text_ids: list[int], ours: Ours) -> Callable[[int], Cell]:
     vocabulary = tuple(sorted(set(text_ids)))
-    return lambda position: Cell(amk_arch.device, amk_options.model, "exact", 1, tuple(text_ids[:position]), vocabulary)
+
+    def make(position: int) -> Cell:
+        # Both sides hold their weights and their cache in fp32.
+        size = step_bytes(ours.model.graph, 4, position, 1, 4)
+        return Cell(amk_arch.device, amk_options.model, "exact", 1, tuple(text_ids[:position]), vocabulary, size, size)
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +139,9 @@ def test_decode_against(
         lambda run: amk_progress.over(run, f"{name}, position {position}", plan.blocks),
     )  # fmt: skip
     amk_record.latency(record)
+    blocks = len(record.ours_samples_us) // 2 or plan.blocks
     amk_record.note(
-        f"{plan.blocks} ABBA blocks of 4 calls x {plan.tokens} tokens a cell; noise floor from our VM against itself: "
+        f"{blocks} ABBA blocks of 4 calls x {plan.tokens} tokens a cell; noise floor from our VM against itself: "
         f"{100 * floor:.1f} %",
         {"noise_floor": floor},
     )

@@ -95,7 +95,7 @@ def test_last_cache_is_the_largest_that_the_system_names(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 def test_the_card_s_probe_compiles_to_wide_loads(arch: str) -> None:
-    assert bandwidth._compile(arch)[:4] == b"\x7fELF"
+    assert bandwidth.compiled(bandwidth.KERNEL, arch)[:4] == b"\x7fELF"
     assert "uint4 v[8]" in bandwidth.KERNEL
 
 
