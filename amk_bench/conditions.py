@@ -152,8 +152,8 @@ def summary(readings: Sequence[Reading]) -> Summary:
 def joules(meter: Meter, call: Callable[[], object], tokens: int, seconds: float, now: Callable[[], float]) -> float | None:
     """Joules a token of ``call`` (``tokens`` each), repeated for at least ``seconds``; None where the device has no counter.
 
-    A card's energy counter moves in steps of some 20 to 100 ms, so that single calls cannot be told apart; ``seconds`` has to be
-    many steps.  Idle power is included: it is part of what a token costs.
+    A card's energy counter moves in steps that are long against a call, so that single calls cannot be told apart; ``seconds`` has
+    to be many steps.  Idle power is included: it is part of what a token costs.
     """
     first = meter.read().energy_j
     if first is None:
