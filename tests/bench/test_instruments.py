@@ -84,8 +84,7 @@ def test_a_flush_touches_four_caches() -> None:
     assert (flush._buffer == 2).all()
 
 
-def test_a_recording_holds_every_call_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_noise, "CALLS", 20)
+def test_a_recording_holds_every_call_in_order() -> None:
     (recording,) = record_noise.recordings(False, 20)
     assert recording["clock"] == "cpu.perf_counter_ns"
     assert len(recording["us"]) == 20
