@@ -99,30 +99,30 @@ Verdict decide(const Tables& t) {
   return v;
 }
 
-// Equal rows are stored once: all tasks behind one barrier share one.
+// Rows in the order of their first use; all tasks behind one barrier share one.
 Sparse sparse(const Clocks& c) {
   Sparse s;
   const i32 none = c.unroll ? 0 : kNever;
+  const i64 width = std::max(1, c.q);
   s.row.resize(c.row.size());
-  std::unordered_map<i64, i32> by_offset;
-  std::unordered_map<uint64_t, std::vector<std::pair<i64, i32>>> by_content;
+  std::vector<i32> number(c.value.size() / width + 1, -1);
+  std::vector<i64> rows;
   for (size_t x = 0; x < c.row.size(); ++x) {
-    const auto [it, fresh] = by_offset.try_emplace(c.row[x], -1);
-    if (fresh) {
-      const i32* v = c.value.data() + c.row[x];
-      uint64_t h = 0xcbf29ce484222325ull;
-      for (i32 r = 0; r < c.q; ++r) h = (h ^ uint32_t(v[r])) * 0x9E3779B97F4A7C15ull, h ^= h >> 32;
-      for (const auto& [offset, id] : by_content[h])
-        if (std::equal(v, v + c.q, c.value.data() + offset)) it->second = id;
-      if (it->second < 0) {
-        it->second = i32(s.off.size()) - 1;
-        by_content[h].push_back({c.row[x], it->second});
-        for (i32 r = 0; r < c.q; ++r)
-          if (v[r] > none) s.queue.push_back(r), s.value.push_back(v[r]);
-        s.off.push_back(i64(s.queue.size()));
-      }
-    }
-    s.row[x] = it->second;
+    i32& id = number[c.row[x] / width];
+    if (id < 0) id = i32(rows.size()), rows.push_back(c.row[x]);
+    s.row[x] = id;
+  }
+  s.off.assign(rows.size() + 1, 0);
+  for (size_t k = 0; k < rows.size(); ++k) {
+    const i32* v = c.value.data() + rows[k];
+    s.off[k + 1] = s.off[k] + std::count_if(v, v + c.q, [&](i32 x) { return x > none; });
+  }
+  s.queue.resize(s.off.back()), s.value.resize(s.off.back());
+  for (size_t k = 0; k < rows.size(); ++k) {
+    const i32* v = c.value.data() + rows[k];
+    i64 at = s.off[k];
+    for (i32 r = 0; r < c.q; ++r)
+      if (v[r] > none) s.queue[at] = r, s.value[at++] = v[r];
   }
   return s;
 }

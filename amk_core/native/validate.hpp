@@ -2,7 +2,9 @@
 //
 //   validate_model.cpp     REF and COUNT; queues, producers, distinct rectangles; everything later trusts what passed here
 //   validate_live.cpp      the greedy run: LIVE, the replay order, witnesses
-//   validate_clocks.cpp    must-order as vector clocks: periodic, or written out over some steps
+//   validate_search.cpp    must-order as vector clocks: periodic, or written out over some steps
+//   validate_rows.cpp      clock rows, each kept once
+//   validate_clocks.cpp    what clocks say
 //   validate_affine.cpp    ranges that move with the step and with launch variables
 //   validate_geometry.cpp  rectangles of a group of aliasing buffers -> cells
 //   validate_overlap.cpp   overlap of rectangles of different buffers
