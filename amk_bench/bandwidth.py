@@ -20,7 +20,7 @@ from amk_bench.floor import CACHES_FOR_COLD, Bandwidth
 VERSION = 1  # of the probes; another version measures anew
 REPEATS = 12  # passes of a shape
 CPU_LEAST_BYTES = 128 << 20
-GPU_LEAST_BYTES = 1 << 30
+GPU_LEAST_BYTES = 4 << 30  # about a millisecond on the fastest cards: a launch is a few thousandths of it
 MEMORY_SHARE = 4  # a probe takes at most this part (a quarter) of the free memory
 AHEADS = (0, 256, 1024)  # words of prefetch distance; which one is best differs between processors
 BLOCKS_PER_SM = (2, 4, 8, 16, 32)
