@@ -44,12 +44,19 @@ class Engine(Protocol):
         ...
 
 
-def chains_agree(chain: Sequence[int], scored: npt.NDArray[Any]) -> int:
+def chains_agree(chain: Sequence[int], scored: npt.NDArray[Any], slack: float = 0.0) -> int:
     """How many leading ids of a greedy chain are the argmax (lowest index wins) of ``scored`` [len(chain), vocabulary].
 
-    Row i of ``scored`` is what predicts ``chain[i]``.
+    Row i of ``scored`` is what predicts ``chain[i]``.  With ``slack``, for engines in lower precision than the reference, an id
+    also counts whose logit lies below the row's largest by no more than this share of the row's largest absolute logit.
     """
     if len(scored) != len(chain):
         raise ValueError(f"{len(scored)} rows of logits for a chain of {len(chain)}")
-    wrong = np.flatnonzero(np.argmax(scored, axis=-1) != np.asarray(chain))
+    ids = np.asarray(chain)
+    right = np.argmax(scored, axis=-1) == ids
+    if slack > 0.0:
+        inside = (ids >= 0) & (ids < scored.shape[1])
+        chosen = np.take_along_axis(scored, np.where(inside, ids, 0)[:, None], axis=-1)[:, 0]
+        right |= inside & (scored.max(axis=-1) - chosen <= slack * np.abs(scored).max(axis=-1))
+    wrong = np.flatnonzero(~right)
     return int(wrong[0]) if wrong.size else len(chain)

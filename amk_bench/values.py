@@ -114,13 +114,15 @@ def _tensor_words(tensor: Any) -> list[int]:
     """Two sums over all bytes of a tensor, computed where it lies: equal contents give equal sums, one changed bit does not."""
     torch = sys.modules["torch"]
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    plain = weighted = 0
-    for start in range(0, raw.numel(), CHUNK):
-        part = raw[start : start + CHUNK].to(torch.int64)
-        place = torch.arange(1, part.numel() + 1, device=raw.device, dtype=torch.int64)
-        plain += int(part.sum())
-        weighted += int((part * place).sum()) + start * int(part.sum())
-    return [raw.numel(), plain, weighted]
+    whole = raw.numel() // 8 * 8
+    aligned = raw[:whole].data_ptr() % 8 == 0
+    words = raw[:whole].view(torch.int64) if aligned else raw[:whole].clone().view(torch.int64)
+    out = [raw.numel(), *raw[whole:].tolist()]
+    for start in range(0, words.numel(), CHUNK):
+        part = words[start : start + CHUNK]
+        place = torch.arange(start + 1, start + part.numel() + 1, device=raw.device, dtype=torch.int64)
+        out += [int(part.sum()), int((part * place).sum())]  # both modulo 2 ** 64
+    return out
 
 
 def digest(value: Any) -> str:

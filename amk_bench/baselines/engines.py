@@ -117,6 +117,10 @@ class FusedEngine:
         self._prefix = prefix
         return rows[-keep:] if keep else rows
 
+    def constants(self) -> list[Any]:
+        """What no call may change: the weights."""
+        return list(self.weights.tensors.values())
+
     def describe(self) -> dict[str, str]:
         return {
             "torch": torch.__version__,

@@ -147,6 +147,15 @@ class HfEager:
         self.rewind()
         return out
 
+    def extend(self, ids: Sequence[int]) -> F32:
+        """Logits [len(ids), vocabulary] of ``ids`` in one go after the prefix, for a batch of one; advances the cache."""
+        import torch
+
+        with torch.inference_mode():
+            text = torch.tensor([list(ids)], dtype=torch.int64, device=self.device)
+            scores: F32 = self.model(input_ids=text, use_cache=True, **self._with_cache()).logits[0].float().cpu().numpy()
+        return scores
+
     def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
         import torch
 
@@ -154,6 +163,17 @@ class HfEager:
             text = torch.tensor([list(ids)], device=self.device)
             scores: F32 = self.model(input_ids=text, use_cache=False, logits_to_keep=keep).logits[0].float().cpu().numpy()
         return scores
+
+    def constants(self) -> list[Any]:
+        """What no call may change: the weights."""
+        return list(self.model.parameters())
+
+    def describe(self) -> dict[str, str]:
+        import torch
+        import transformers
+
+        kind = str(self.model.config._attn_implementation)
+        return {"torch": torch.__version__, "transformers": transformers.__version__, "attention": kind, "cache": "DynamicCache"}
 
     def generate(self, ids: Sequence[int], tokens: int) -> list[int]:
         """HF's own ``generate(do_sample=False)``, ``tokens`` new ids, stop ids ignored."""

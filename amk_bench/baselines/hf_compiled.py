@@ -114,6 +114,10 @@ class HfCompiled:
         self._prefix = prefix
         return rows[-keep:] if keep else rows
 
+    def constants(self) -> list[Any]:
+        """What no call may change: the weights."""
+        return list(self._model.parameters())
+
     def describe(self) -> dict[str, str]:
         import transformers
         from torch._dynamo.utils import counters
