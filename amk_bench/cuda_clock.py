@@ -8,12 +8,16 @@ for programs that do not load torch.
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from amk_bench.clock import Sample, _now_ns
 
 T = TypeVar("T")
+
+WAITS = 15  # idle waits that tell what one costs
+WAIT_MOST_NS = 100_000  # an idle wait is not believed to cost more: work left running must not hide in it
 
 
 class Events(Protocol):
@@ -48,11 +52,23 @@ class CudaClock:
 
     def __init__(self, events: Events) -> None:
         self._events = events
+        self._wait_ns = -1  # what waiting for an idle device costs the host
         self.name = f"cuda.events.{events.name}"
+
+    def _calibrate(self) -> int:
+        """Nanoseconds of a wait for an idle device; the driver asks every context, so it depends on the machine."""
+        costs = []
+        for _ in range(WAITS):
+            start_ns = _now_ns()
+            self._events.idle()
+            costs.append(_now_ns() - start_ns)
+        return min(int(statistics.median(costs)), WAIT_MOST_NS)
 
     def measure(self, work: Callable[[], T]) -> tuple[Sample, T]:
         events = self._events
         events.idle()
+        if self._wait_ns < 0:
+            self._wait_ns = self._calibrate()
         before_ns = _now_ns()
         events.start()
         result = work()
@@ -63,7 +79,7 @@ class CudaClock:
         idle_ns = _now_ns()
         # Events resolve half a microsecond: a window in which nothing ran may read zero.
         device_s = max(events.elapsed_s(), 1e-9)
-        return Sample(device_s, (after_ns - before_ns) * 1e-9, (idle_ns - after_ns) * 1e-9), result
+        return Sample(device_s, (after_ns - before_ns) * 1e-9, max(idle_ns - after_ns - self._wait_ns, 0) * 1e-9), result
 
 
 class TorchEvents:
