@@ -116,7 +116,7 @@ class Bench:
         return CudaClock(DriverEvents(self.ours.model._card.device, stream)), CudaClock(TorchEvents())
 
     def run(self, positions: list[int], plan: Plan, deadline: float) -> None:
-        """Every position against every engine; cells that would begin after ``deadline`` (monotonic) stay empty, with the reason."""
+        """Every position against every engine; cells that would begin after ``deadline`` stay empty, with the reason."""
         rng = np.random.default_rng(self.seed)
         text = rng.integers(0, self.graph.vocab_size, self.rows).tolist()
         vocabulary = tuple(sorted(set(text)))
