@@ -219,7 +219,9 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             machine = probe()
             arch = machine.gpus[0].arch if machine.gpus else "cpu"
-            command = ["python", "-m", "amk_bench.baselines.run", *(sys.argv[1:] if argv is None else argv)]
+            given = sys.argv[1:] if argv is None else argv
+            words = [Path(w).name if w.startswith("/") else w for w in given]  # where files lie is nobody's business
+            command = ["python", "-m", "amk_bench.baselines.run", *words]
             stamp = fingerprint.take(machine, arch, bench.device, command, {"all": args.seed}, Path.cwd())
             if args.commit:
                 stamp = dataclasses.replace(stamp, commit=args.commit)

@@ -1,0 +1,140 @@
+"""Claims about the driver of the torch baselines, rehearsed on a tiny shape on the CPU, and about the runs that are committed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amk_bench.report import rivals
+from amk_bench.results import LatencyRecord, NoteRecord, ParityRecord, SkipRecord, document, validate
+from amk_core.graph import ModelGraph, RopeSpec
+
+torch = pytest.importorskip("torch")
+from amk_bench.baselines.engines import FusedEngine  # noqa: E402
+from amk_bench.baselines.hf import HfEager  # noqa: E402
+from amk_bench.baselines.reference import LEAST_LIMIT, Limits, Reference, check_logits, distance  # noqa: E402
+from amk_bench.baselines.run import Bench, turn  # noqa: E402
+from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
+from amk_bench.clock import CpuClock  # noqa: E402
+from amk_bench.measure import Cell, Plan  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+GRAPH = ModelGraph("tiny", "llama", 304, 64, 96, 2, 4, 2, 16, 1e-5, True, 256, RopeSpec("llama3", 5e5, 16, 256, 8.0, 64), 0.25)
+
+
+class SkipsLayers(FusedEngine):
+    """Leaves out the last layer's MLP."""
+
+    def prepare(self, prefix: Any, batch: int, room: int) -> None:
+        self.weights.tensors["L1.down"] = torch.zeros_like(self.weights.tensors["L1.down"])
+        super().prepare(prefix, batch, room)
+
+
+def bench(**engines: Any) -> Bench:
+    """A bench whose card is the CPU; ours is a fused step under another name."""
+    torch.set_num_threads(1)
+    weights = random_weights(GRAPH, 1, "cpu", torch.bfloat16)
+    live = hf_model(weights)
+    made = object.__new__(Bench)
+    made.graph, made.batch, made.seed, made.say, made.records = GRAPH, 1, 7, lambda text: None, []
+    made.device, made.rows = "toy", 96
+    made.low = HfEager(live, 1, "bf16")
+    made.reference = Reference(HfEager(live, 1, "fp32"), made.low)
+    made.ours = FusedEngine(weights, 1, 96, "eager")  # type: ignore[assignment]
+    made.ours.name = "AMK"  # type: ignore[union-attr]
+    made.engines = {"hf-eager": made.low, **engines}
+    made.clocks = lambda: (CpuClock(), CpuClock())  # type: ignore[method-assign]
+    return made
+
+
+def test_every_cell_has_parity_of_all_engines_and_a_time_of_each_pair() -> None:
+    here = bench()
+    here.run([0, 16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    parity = [r for r in here.records if isinstance(r, ParityRecord)]
+    assert [r.passed for r in parity] == [True] * 4
+    assert {r.claim.split(",")[0] for r in parity} == {"HF eager", "AMK"}
+    times = [r for r in here.records if isinstance(r, LatencyRecord)]
+    assert [(r.position, r.baseline, r.precision) for r in times] == [(0, "HF eager", "bf16"), (16, "HF eager", "bf16")]
+    assert all(r.ratio and r.gate.startswith("P1 within ") for r in times), [r.reason for r in times]
+    validate(document(here.records, {"device": "toy", "seeds": {}}, {}))
+
+
+def test_an_engine_that_skips_work_has_no_row_and_says_why() -> None:
+    cheat = SkipsLayers(random_weights(GRAPH, 1, "cpu", torch.bfloat16), 1, 96, "eager")
+    here = bench(fused=cheat)
+    here.run([16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    (failed,) = [r for r in here.records if isinstance(r, ParityRecord) and not r.passed]
+    assert failed.claim.startswith("fused step")
+    assert failed.value is not None
+    assert failed.limit is not None
+    assert failed.value > 2 * failed.limit
+    assert {r.baseline for r in here.records if isinstance(r, LatencyRecord)} == {"HF eager"}
+
+
+def test_what_no_time_was_left_for_is_an_empty_cell() -> None:
+    here = bench()
+    here.run([16], Plan(4, 6, 7), deadline=0.0)
+    (skipped,) = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert "no time was left" in skipped.reason
+    assert any(isinstance(r, NoteRecord) and "noise_floor" in r.values for r in here.records)
+
+
+def test_limits_follow_huggingface_s_own_error() -> None:
+    assert Limits(0.01).logits == 0.02
+    assert Limits(0.01).slack == 0.04
+    assert (Limits(0.0).logits, Limits(0.0).slack) == (LEAST_LIMIT, 0.0)
+    assert distance(np.array([1.0, np.nan]), np.array([1.0, 2.0])) == float("inf")
+    assert distance(np.array([1.0, 3.0]), np.array([1.0, 4.0])) == 0.25
+
+
+def test_the_reference_s_quick_score_is_its_full_one() -> None:
+    weights = random_weights(GRAPH, 1, "cpu", torch.float32)
+    full = HfEager(hf_model(weights), 1)
+    reference = Reference(full, None)
+    cell = Cell("toy", "tiny", "fast", 2, (5, 6, 7), tuple(range(304)))
+    forced, wanted, limits = reference.enter(cell, 3)
+    assert wanted.shape == (4, 2, 304)
+    assert limits == Limits(0.0)
+    quick = reference.score([5, 6, 7, 8, 9], 2)
+    assert distance(quick, full.logits([5, 6, 7, 8, 9], 2)) < LEAST_LIMIT
+    assert distance(reference.score([5, 6, 9, 9, 9], 2), full.logits([5, 6, 9, 9, 9], 2)) == 0.0
+    assert check_logits(FusedEngine(weights, 2, 32, "eager"), cell, forced, wanted, limits).passed
+
+
+def test_models_side_by_side_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        (tmp_path / "ready.other").touch()
+
+    monkeypatch.setattr(time, "sleep", nap)
+    with turn(tmp_path, 2, "mine"):
+        assert len(naps) == 1
+    with turn(None, 5, "alone"):
+        assert len(naps) == 1
+
+
+def test_the_table_of_the_document_is_that_of_the_committed_runs() -> None:
+    text = (ROOT / "docs" / "baselines.md").read_text("utf-8")
+    shown = text.split("<!-- table: begin -->\n")[1].split("\n<!-- table: end -->")[0]
+    docs = rivals.runs(ROOT / "reports" / "data" / "device")
+    assert shown == rivals.table(docs)
+    assert all("random weights" in doc["options"]["weights"] for doc in docs)
+
+
+def test_losses_and_empty_cells_are_shown() -> None:
+    docs = rivals.runs(ROOT / "reports" / "data" / "device")
+    doc = json.loads(json.dumps(docs[0]))
+    doc["latency"] = [
+        {"device": "d", "model": "m", "mode": "fast", "precision": "bf16", "batch": 1, "position": 16, "baseline": "b",
+         "verdict": "INVALID", "reason": "gate of b"}
+    ]  # fmt: skip
+    assert "INVALID: gate of b" in rivals.table([doc])
+    doc["latency"], doc["skipped"] = [], [{"cell": "c", "reason": "r"}]
+    assert "1 cells not timed" in rivals.table([doc])
