@@ -34,6 +34,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.timing = False
         self.noise = np.random.default_rng(3)
 
     def measure(self, work: Callable[[], T]) -> tuple[Sample, T]:
@@ -330,3 +331,116 @@ def test_chains_agree_counts_the_leading_equal_ids_and_lowest_index_wins() -> No
     assert chains_agree([0, 2, 2], scored) == 1
     with pytest.raises(ValueError, match="3 rows"):
         chains_agree([0, 1], scored)
+
+
+class Keeps(Honest):
+    """Shows its weights; in the timed part something writes to them."""
+
+    def __init__(self, clock: Clock, step_s: float, name: str = "keeps") -> None:
+        super().__init__(clock, step_s, name)
+        self.weights = np.arange(6.0)
+        self.writes = False
+        self.calls = 0
+
+    def constants(self) -> list[object]:
+        return [self.weights]
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        self.calls += 1
+        if self.writes and self.calls == 8:
+            self.weights[3] = 0.0
+        return super().decode(first, tokens)
+
+
+def test_weights_that_change_while_it_runs_make_the_cell_invalid() -> None:
+    clock = Clock()
+    assert measured(Keeps(clock, 0.01), Honest(clock, 0.02), cell()).verdict == Verdict.WIN
+    for ours_is_bad in (True, False):
+        bad = Keeps(clock, 0.01)
+        bad.writes = True
+        sides = (bad, Honest(clock, 0.02)) if ours_is_bad else (Honest(clock, 0.02), bad)
+        assert measured(*sides, cell()).reason == "keeps: its weights were changed while it ran"
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "RESAMPLES", "MIN_FLOOR"])
+def test_statistics_that_an_engine_patches_make_the_cell_invalid(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    clock = Clock()
+
+    class Patches(Keeps):
+        def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+            if self.calls == 8:
+                monkeypatch.setattr(f"amk_bench.stats.{name}", 1)
+            return super().decode(first, tokens)
+
+    reason = measured(Patches(clock, 0.01), Honest(clock, 0.02), cell()).reason
+    monkeypatch.undo()
+    assert reason == f"instruments were changed while it ran: amk_bench.stats.{name}"
+
+
+def near(ids: Sequence[int], keep: int) -> F32:
+    """The toy language, with a second token two per cent below the first."""
+    out = score(ids, keep)
+    return out + 0.98 * np.roll(out, 1, axis=1)
+
+
+class Second(Honest):
+    """Takes the second-best token after the first ``right`` of a chain."""
+
+    right = 1
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        out = []
+        for text, start in zip(self.cache, first, strict=True):
+            text.append(start)
+            for i in range(tokens):
+                text.append((following(text) + (i >= self.right)) % VOCABULARY)
+            out.append(text[-tokens:])
+        self.clock.now_s += tokens * self.step_s
+        return out
+
+
+def test_near_ties_pass_with_slack_only_and_only_near_ones() -> None:
+    clock = Clock()
+
+    def judged(slack: float, text_score: Callable[[Sequence[int], int], F32]) -> LatencyRecord:
+        plan = dataclasses.replace(PLAN, slack=slack)
+        return compare(Second(clock, 0.01), Honest(clock, 0.02, "slow"), cell(), plan, clock, 0.01, text_score)[0]
+
+    assert judged(0.03, near).verdict == Verdict.WIN
+    assert judged(0.03, near).gate == "P1 within 3 %"
+    assert judged(0.01, near).reason.startswith("gate of honest: greedy tokens: 1 of 3")
+    assert judged(0.0, near).verdict == Verdict.INVALID
+    assert judged(0.03, score).verdict == Verdict.INVALID, "nothing is near where the second token has no weight"
+
+
+def test_slack_does_not_let_stale_outputs_through() -> None:
+    clock = Clock()
+    plan = dataclasses.replace(PLAN, slack=0.03)
+    record, timing = compare(Stale(clock, 0.001, "cheat"), Honest(clock, 0.01), cell(), plan, clock, 0.01, near)
+    assert timing is None
+    assert record.reason.startswith("timed call ")
+    assert " of ours: " in record.reason
+
+
+def test_inputs_are_drawn_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, inside = Clock(), []
+    real = Cell.first_ids
+
+    def slow(self: Cell, call: int, seed: int) -> list[int]:
+        inside.append(clock.timing)
+        return real(self, call, seed)
+
+    monkeypatch.setattr(Cell, "first_ids", slow)
+    measure = clock.measure
+
+    def flagged(work: Callable[[], T]) -> tuple[Sample, T]:
+        clock.timing = True
+        try:
+            return measure(work)
+        finally:
+            clock.timing = False
+
+    clock.measure = flagged  # type: ignore[method-assign]
+    measured(Honest(clock, 0.01), Honest(clock, 0.02, "slow"), cell())
+    assert len(inside) > 12
+    assert not any(inside)
