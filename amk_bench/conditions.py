@@ -116,6 +116,7 @@ class Summary:
 
     Attributes:
         values: means over the run by name (``clock_mhz``, ``power_w``, ...), only what was read.
+        series: the readings behind them, one a block, by name; the first stands before the first block.
         label: what a reader should know, "" where there is nothing ("power-capped in 9 of 10 readings").
         fault: why no time may come out of this run, None where one may.
     """
@@ -123,6 +124,7 @@ class Summary:
     values: dict[str, float]
     label: str
     fault: str | None
+    series: dict[str, list[float]]
 
 
 def summary(readings: Sequence[Reading]) -> Summary:
@@ -146,7 +148,12 @@ def summary(readings: Sequence[Reading]) -> Summary:
     fault = None
     if len(unwell) > UNWELL_SHARE * len(inside):
         fault = f"the card throttled ({', '.join(unwell[0])}) in {len(unwell)} of {len(inside)} readings; let it cool"
-    return Summary(values, label, fault)
+    names = ("clock_mhz", "memory_mhz", "power_w", "energy_j", "temperature_c", "others")
+    columns = {name: [getattr(r, name) for r in readings] for name in names}
+    series = {name: column for name, column in columns.items() if column and None not in column}
+    for reason in sorted({reason for r in readings for reason in r.reasons}):
+        series[f"reason: {reason}"] = [float(reason in r.reasons) for r in readings]
+    return Summary(values, label, fault, series)
 
 
 def joules(meter: Meter, call: Callable[[], object], tokens: int, seconds: float, now: Callable[[], float]) -> float | None:

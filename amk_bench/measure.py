@@ -103,6 +103,11 @@ def _concrete(chains: object, batch: int, tokens: int) -> bool:
     )
 
 
+def _copied(chains: object) -> object:
+    """A copy made inside the timed window: what an engine writes into its lists later does not count."""
+    return [list(c) if type(c) is list else c for c in chains] if type(chains) is list else chains
+
+
 def check_chain(
     cell: Cell, first: Sequence[int], chains: object, tokens: int, score: Score, slack: float = 0.0
 ) -> Check:  # fmt: skip
@@ -164,7 +169,7 @@ def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock, clock_b: 
     first = {number: cell.first_ids(number, plan.seed) for number in (*range(2 * plan.blocks), UNTIMED)}
 
     def call(engine: Engine) -> Callable[[int], object]:
-        return lambda number: engine.decode(first[number], plan.tokens)
+        return lambda number: _copied(engine.decode(first[number], plan.tokens))
 
     for engine in (a, b):
         engine.rewind()
@@ -222,7 +227,7 @@ def compare(
     record = timed(
         timing, device=cell.device, mode=cell.mode, precision=_precision(ours, baseline), floor=floor, seed=plan.seed,
         label=seen.label, cache=_cache(cell, plan), derived={**_rates(timing, cell, plan, seen), **energy},
-        conditions={**seen.values, "others": taken, "readings": float(len(readings))},
+        conditions={**seen.values, "others": taken, "readings": float(len(readings))}, readings=seen.series,
     )  # fmt: skip
     return record, timing
 

@@ -68,7 +68,8 @@ class LatencyRecord:
             ``baseline_us``, ``ours_tail_us``, ``baseline_tail_us``, the last two a call).
         cache: how working set and caches stand to each other.
         derived: figures that follow from times: GB/s, shares of measured and datasheet bandwidth, cycles, joules a token.
-        conditions: the machine during the timing; ``label`` says what a reader should know of it.
+        conditions: the machine during the timing, in means; ``label`` says what a reader should know of it.
+        readings: the same one by one: before the first block, then after each.
         unit: what the times are of: a "token" of greedy decode, or a "call" of anybody's function.
     """
 
@@ -100,6 +101,7 @@ class LatencyRecord:
     host: dict[str, list[float]] = field(default_factory=dict)
     derived: dict[str, float] = field(default_factory=dict)
     conditions: dict[str, float] = field(default_factory=dict)
+    readings: dict[str, list[float]] = field(default_factory=dict)
     unit: str = "token"
     made_by: InitVar[object] = None
 
@@ -133,6 +135,7 @@ def timed(
     cache: str = "",
     derived: Mapping[str, float] | None = None,
     conditions: Mapping[str, float] | None = None,
+    readings: Mapping[str, list[float]] | None = None,
     unit: str = "token",
 ) -> LatencyRecord:
     """The record of a timing: its interval, its verdict against the noise ``floor``, and everything it rests on."""
@@ -161,7 +164,7 @@ def timed(
         ours_us=statistics.median(a), baseline_us=statistics.median(b), ratio=interval.median, low=interval.low,
         high=interval.high, floor=floor, tokens=timing.tokens, clock=timing.clock, ours_samples_us=a, baseline_samples_us=b,
         seed=seed, label=label, cache=cache, checks=checks, host=host, derived=dict(derived or {}),
-        conditions=dict(conditions or {}), unit=unit, made_by=_KEY,
+        conditions=dict(conditions or {}), readings=dict(readings or {}), unit=unit, made_by=_KEY,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ FLOOR_POSITION = 128
 SIZES = {"quick": (4, 6), "default": (8, 10), "full": (16, 60)}  # tokens a call, most blocks
 # torch's worker threads spin for about a millisecond after a parallel region; they must not do so inside our timed call.
 SETTLE_S = 0.01
+ENERGY_S = 1.0  # each side runs this long for its joules a token, where there is a counter
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +41,8 @@ def plan(amk_options: Options, amk_arch: Arch, amk_session: Session) -> Plan:
     precision = Precision() if amk_options.tier == "full" else None
     bare = Plan(tokens, blocks, SEED, settle=lambda: time.sleep(SETTLE_S), witness=witness, precision=precision)
     if amk_arch.is_gpu:
-        return instruments.for_this_card().equip(bare)
-    return instruments.for_cpu(amk_session.machine.cpu, amk_session.machine.cores).equip(bare)
+        return instruments.for_this_card().equip(bare, energy_s=ENERGY_S)
+    return instruments.for_cpu(amk_session.machine.cpu, amk_session.machine.cores).equip(bare, energy_s=ENERGY_S)
 
 
 @pytest.fixture(scope="module")

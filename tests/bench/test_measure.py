@@ -18,7 +18,7 @@ from amk_bench.clock import Sample
 from amk_bench.conditions import POWER_CAPPED, Reading
 from amk_bench.engine import F32, chains_agree
 from amk_bench.floor import Bandwidth
-from amk_bench.measure import BUSY, UNTIMED, Cell, Plan, compare, noise
+from amk_bench.measure import BUSY, UNTIMED, Cell, Plan, Run, compare, noise
 from amk_bench.results import LatencyRecord
 from amk_bench.stats import Precision, noise_floor
 from amk_bench.verdict import Verdict
@@ -247,6 +247,9 @@ def test_a_machine_that_misbehaves_gives_no_time_and_a_capped_one_is_labelled() 
     plan = dataclasses.replace(PLAN, meter=Told(POWER_CAPPED))
     record, _ = compare(Honest(clock, 0.01), Honest(clock, 0.05, "slow"), cell(), plan, clock, 0.01, score)
     assert record.label == "power-capped throughout"
+    assert record.readings == {
+        "clock_mhz": [1000.0] * (PLAN.blocks + 1), f"reason: {POWER_CAPPED}": [1.0] * (PLAN.blocks + 1)
+    }  # fmt: skip
     assert record.derived["ours_cycles"] == pytest.approx(10_000 * 1000, rel=0.01)
 
 
@@ -271,6 +274,48 @@ def test_each_side_may_have_its_own_clock() -> None:
     )
     assert timing is not None
     assert record.ratio == pytest.approx(5.0, rel=0.01)
+
+
+class Late(Honest):
+    """Returns at once, and writes its results into the returned lists before anybody looks."""
+
+    timed = False
+
+    def __init__(self, clock: Clock, step_s: float, name: str = "late") -> None:
+        super().__init__(clock, step_s, name)
+        self.owed: list[tuple[list[int], list[int]]] = []
+
+    def decode(self, first: Sequence[int], tokens: int) -> list[list[int]]:
+        right = super().decode(first, tokens)
+        if not self.timed:
+            return right
+        self.clock.now_s -= 0.9 * tokens * self.step_s
+        owed = [([0] * tokens, chain) for chain in right]
+        self.owed += owed
+        return [promised for promised, _ in owed]
+
+    def pay(self) -> None:
+        for promised, chain in self.owed:
+            promised[:] = chain
+
+
+def test_results_that_arrive_after_the_clock_has_stopped_do_not_count() -> None:
+    clock = Clock()
+    late = Late(clock, 0.01)
+
+    def begin() -> Callable[[], float]:
+        late.timed = True
+        return lambda: 0.0
+
+    def watch(run: Run) -> Run:
+        for item in run:
+            late.pay()
+            yield item
+
+    plan = dataclasses.replace(PLAN, witness=begin)
+    record, timing = compare(late, Honest(clock, 0.01), cell(), plan, clock, 0.01, score, watch)
+    assert timing is None
+    assert "the two sides returned different tokens" in record.reason
 
 
 def test_a_precise_run_stops_early_and_an_imprecise_one_goes_on() -> None:
