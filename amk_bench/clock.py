@@ -27,8 +27,9 @@ HOST_SHARE = 0.02
 # an idle device takes to say so (3 to 6 us on an H200).
 TAIL_SLACK_S = 25e-6
 TAIL_SHARE = 0.01
-# The host thread may lose its core between two readings: one odd call in ten is the machine's, more are the work's.
-ODD_SHARE = 0.10
+# The host thread may lose its core between two readings.  A fifth of odd calls spoils at most 36 of 100 blocks, which moves their
+# median no further than the 78th percentile of the honest ones: within the noise that the interval shows.
+ODD_SHARE = 0.20
 ODD_LEAST = 2
 
 
