@@ -90,6 +90,8 @@ def _win_loss(terminal: Terminal, cells: Sequence[LatencyRecord], ascii_only: bo
         if r.verdict == Verdict.INVALID:
             where = f"at position {r.position}, batch {r.batch}" if r.unit == "token" else r.model
             _wrapped(terminal, f"INVALID {where}, against {r.baseline}: {r.reason}", width)
+    for line in table.machine(cells):
+        _wrapped(terminal, line, width)
     floors = {f"{100 * r.floor:.1f} %" for r in cells if r.floor is not None}
     if floors:
         sign = "+-" if ascii_only else "±"

@@ -66,6 +66,22 @@ def tally(records: Sequence[LatencyRecord]) -> str:
     return ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v]) + f" of {len(records)} cells"
 
 
+def machine(records: Sequence[LatencyRecord]) -> list[str]:
+    """What is to be known of the device: its labels, the share of its bandwidth that was reached, joules a token."""
+    lines = [f"{count} of {len(records)} cells: {label}" for label, count in Counter(r.label for r in records if r.label).items()]
+    for name, side in (("ours", "ours"), ("baseline", "the baselines")):
+        reached = [(r.derived[f"{name}_share"], r.derived["measured_gb_s"]) for r in records if f"{name}_share" in r.derived]
+        if reached:
+            least, most = (100 * pick(share for share, _ in reached) for pick in (min, max))
+            lines.append(
+                f"{side}: {least:.0f} to {most:.0f} % of the {reached[0][1]:.0f} GB/s that this device was measured to read"
+            )
+        spent = [r.derived[f"{name}_joules"] for r in records if f"{name}_joules" in r.derived]
+        if spent:
+            lines.append(f"{side}: {min(spent):.3g} to {max(spent):.3g} joules a token")
+    return lines
+
+
 def parity(records: Sequence[ParityRecord], ascii_only: bool = False) -> tuple[list[str], list[bool | None]]:
     """The parity table, failures first: its lines, and for each line whether the claim held (None for rules and headings)."""
     ordered = sorted(records, key=lambda r: (r.passed, r.level))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from amk_bench.results import LatencyRecord, ParityRecord, ResultError, validate
-from amk_bench.table import by_verdict, microseconds, tally
+from amk_bench.table import by_verdict, machine, microseconds, tally
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 NOTHING = "No result is committed yet. `make bench` prints the table for your machine."
@@ -62,6 +62,7 @@ def section(path: Path, doc: Mapping[str, Any]) -> str:
     told = [f"{where}, torch {f['libraries'].get('torch', 'unknown')}, commit {f['commit']}, {doc['created'][:10]}"]
     if cells:
         told.append(tally(cells))
+        told += machine(cells)
     if claims:
         told.append(f"{held} of {len(claims)} parity claims hold")
     return "\n".join([*out, f"{'; '.join(told)}. Generated from [{path.name}](reports/data/{path.name})."])

@@ -192,6 +192,22 @@ def test_losses_stand_first_with_absolute_times_beside_ratios() -> None:
     assert "\n".join(ascii_lines).isascii()
 
 
+def test_what_is_to_be_known_of_the_machine_is_told() -> None:
+    capped = dataclasses.replace(
+        WIN,
+        label="power-capped throughout",
+        derived={"ours_share": 0.5, "measured_gb_s": 4000.0, "ours_joules": 0.125},
+        made_by=results._KEY,
+    )
+    half = dataclasses.replace(WIN, derived={"ours_share": 0.75, "measured_gb_s": 4000.0}, made_by=results._KEY)
+    assert table.machine([capped, half, WIN]) == [
+        "1 of 3 cells: power-capped throughout",
+        "ours: 50 to 75 % of the 4000 GB/s that this device was measured to read",
+        "ours: 0.125 to 0.125 joules a token",
+    ]
+    assert table.machine([WIN]) == []
+
+
 def test_failed_parity_stands_first() -> None:
     good, bad = RECORDS[0], ParityRecord("P3", "perplexity", "1e-3", "<= 2.5e-7", False)
     assert isinstance(good, ParityRecord)
