@@ -195,7 +195,9 @@ class _Run:
             turns += 1
 
         a, b = self.sides
-        for index, (block, _) in enumerate(abba(self.clock, self._timed(a), self._timed(b), count, before=before)):
+        for index, (block, _) in enumerate(
+            abba(self.clock, self._timed(a), self._timed(b), count, before=before, seed=self.plan.draw())
+        ):
             self._settle()
             self._check_inputs(2 * index)
             self._check_inputs(2 * index + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from amk_bench.results import Record
     from amk_core.machine import Machine
 
-SEED = 20240  # one seed for inputs, bootstrap and block order, printed with every result
-
 
 class Session:
     """Shared state of the plugin's hooks; the machine is probed on first use."""
@@ -26,6 +25,9 @@ class Session:
     def __init__(self, options: Options, root: Path, worker: bool) -> None:
         self.options = options
         self.root = root
+        # One seed for inputs, bootstrap and block order: drawn anew, so that nothing can be prepared for its inputs, and kept with
+        # every result, so that each can be repeated.
+        self.seed = secrets.randbits(31)
         self.worker = worker  # an xdist worker: it sends its records to the controller and prints nothing
         self.records: list[Record] = []
 
@@ -44,7 +46,7 @@ class Session:
         from amk_bench import fingerprint
 
         command = ["pytest", *sys.argv[1:]]
-        return fingerprint.take(self.machine, self.arch.name, self.arch.device, command, {"all": SEED}, self.root)
+        return fingerprint.take(self.machine, self.arch.name, self.arch.device, command, {"all": self.seed}, self.root)
 
     @property
     def hardware_missing(self) -> str | None:

@@ -36,7 +36,7 @@ from amk_core.machine import probe
 
 POSITIONS = (16, 128, 1024, 2000)
 BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager")
-ROWS = 2176  # of every static cache: the last position, its tokens, and a multiple of 128
+ROWS = 2176  # of every static cache, or as many more (a multiple of 128) as the last position needs
 TOKENS, BLOCKS = 16, 8
 EAGER_TOKENS, EAGER_BLOCKS = 4, 6  # ten to fifty times slower than a step of ours: few tell enough
 WAIT_S = 400.0  # for the other models to compile
@@ -61,7 +61,7 @@ def turn(folder: Path | None, of: int, name: str) -> Iterator[None]:
 class Bench:
     """One model on one card: weights, reference, engines, instruments."""
 
-    def __init__(self, model: str, batch: int, seed: int, names: list[str], say: Callable[[str], None]) -> None:
+    def __init__(self, model: str, batch: int, seed: int, names: list[str], rows: int, say: Callable[[str], None]) -> None:
         import torch
 
         import amk_core
@@ -70,7 +70,7 @@ class Bench:
         self.graph, self.batch, self.seed, self.say = GRAPH_SHAPES[model], batch, seed, say
         self.records: list[Record] = []
         self.device = torch.cuda.get_device_name()
-        self.rows = min(ROWS, self.graph.context)
+        self.rows = min(rows, self.graph.context)
         weights = random_weights(self.graph, seed, "cuda", torch.bfloat16)
         self.origin = weights.origin
         live = hf_model(weights)
@@ -209,8 +209,10 @@ def main(argv: list[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - start:6.1f} s] {args.model}: {text}", flush=True)
 
-    bench = Bench(args.model, args.batch, args.seed, [n for n in args.baselines.split(",") if n], say)
-    positions = [p for p in map(int, args.positions.split(",")) if p + args.tokens < bench.rows]
+    asked = [int(p) for p in args.positions.split(",")]
+    rows = max(ROWS, -(-(max(asked) + args.tokens + 1) // 128) * 128)
+    bench = Bench(args.model, args.batch, args.seed, [n for n in args.baselines.split(",") if n], rows, say)
+    positions = [p for p in asked if p + args.tokens < bench.rows]
     with turn(args.turn, args.of, args.model):
         say("its turn")
         meter, bandwidth = instruments()

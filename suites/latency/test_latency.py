@@ -20,7 +20,7 @@ from amk_bench.options import Arch, Options
 from amk_bench.ours import Ours
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
-from amk_bench.session import SEED, Session
+from amk_bench.session import Session
 from amk_bench.stats import MAX_FLOOR, Precision, noise_floor
 from amk_bench.storage import Seconds
 from amk_bench.verdict import Verdict
@@ -39,7 +39,7 @@ def plan(amk_options: Options, amk_arch: Arch, amk_session: Session) -> Plan:
     """With the instruments of the device; in full runs as many blocks as the interval needs, up to the number given."""
     tokens, blocks = SIZES[amk_options.tier]
     precision = Precision() if amk_options.tier == "full" else None
-    bare = Plan(tokens, blocks, SEED, settle=lambda: time.sleep(SETTLE_S), witness=witness, precision=precision)
+    bare = Plan(tokens, blocks, amk_session.seed, settle=lambda: time.sleep(SETTLE_S), witness=witness, precision=precision)
     if amk_arch.is_gpu:
         return instruments.for_this_card().equip(bare, energy_s=ENERGY_S)
     return instruments.for_cpu(amk_session.machine.cpu, amk_session.machine.cores).equip(bare, energy_s=ENERGY_S)

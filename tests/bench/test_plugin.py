@@ -497,3 +497,70 @@ def test_a_second_pair_in_one_test_is_refused(stranger: pytest.Pytester) -> None
 
 def test_skip_reasons_name_the_files_that_were_asked_for(suite: pytest.Pytester) -> None:
     run(suite, "--arch=sm_89", "--full", "test_suite.py").stdout.fnmatch_lines(["*run: pytest test_suite.py --arch=sm_89 --full"])
+
+
+def test_a_stranger_s_pairs_are_saved_compared_selected_and_left_out(stranger: pytest.Pytester) -> None:
+    args = ("--quick", "--arch=cpu", "-k", "einsum")
+    assert run(stranger, *args, "--benchmark-save=base", "--benchmark-only").ret == 0
+    compared = run(stranger, *args, "--benchmark-compare", "--benchmark-compare-fail=median:10000%")
+    compared.assert_outcomes(passed=1, deselected=1)
+    compared.stdout.fnmatch_lines(["*test_matvec*(0001_base)*"])
+    run(stranger, *args, "--benchmark-skip").assert_outcomes(skipped=1, deselected=1)
+    disabled = run(stranger, *args, "--benchmark-disable")
+    disabled.stdout.fnmatch_lines(["*timing is switched off by --benchmark-disable*", "*run: pytest --arch=cpu --quick*"])
+
+
+def test_require_hardware_holds_for_a_stranger_s_run_as_well(stranger: pytest.Pytester) -> None:
+    result = run(stranger, "--quick", "--arch=sm_89", "--require-hardware", "-k", "einsum")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*FAILED: --require-hardware, and no sm_89 card*"])
+
+
+ENGINES = """
+import numpy as np
+from amk_bench.clock import CpuClock
+from amk_bench.measure import Cell, Plan
+
+W = np.random.default_rng(0).standard_normal((200, 200))
+
+class Engine:
+    precision = "fp64"
+
+    def __init__(self, name, repeats):
+        self.name, self.repeats = name, repeats
+
+    def available(self):
+        return None
+
+    def prepare(self, prefix, batch, room):
+        pass
+
+    rewind = lambda self: None
+
+    def decode(self, first, tokens):
+        chain, token = [], first[0]
+        for _ in range(tokens):
+            for _ in range(self.repeats):
+                row = W @ W[token]
+            token = int(row.argmax())
+            chain.append(token)
+        return [chain]
+
+def score(ids, keep):
+    return np.stack([W @ W[i] for i in ids[-keep:]]).astype(np.float32)
+
+def test_engines(amk_pair):
+    cell = Cell("toy", "matrix", "fp64", 1, (1, 2), tuple(range(200)))
+    record = amk_pair.engines(Engine("one", 5), Engine("three", 15), cell, Plan(50, 8, 7), CpuClock(), score)
+    assert record.verdict == "WIN"
+    assert record.gate == "P1"
+    assert 2 < record.ratio < 4
+"""
+
+
+def test_two_engines_go_through_the_same_fixture(stranger: pytest.Pytester) -> None:
+    (stranger.path / "test_matvec.py").write_text(ENGINES)
+    result = run(stranger, "--quick", "--arch=cpu")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["matrix, mode fp64, greedy decode; times a token;*", "*WIN*", "1 WIN of 1 cells; noise floor*"])
