@@ -15,7 +15,7 @@ import pytest
 
 from amk_bench import parity
 from amk_bench.baselines.hf import HfEager
-from amk_bench.options import DEFAULT_MODEL, Options
+from amk_bench.options import DEFAULT_MODEL, Arch, Options
 from amk_bench.progress import Progress
 from amk_bench.session import Session
 
@@ -65,13 +65,29 @@ def hf(model_path: Path, amk_session: Session, amk_progress: Progress) -> HfEage
 
 
 @pytest.fixture(scope="session")
-def load(model_path: Path) -> Iterator[Load]:
-    """``load(batch=..., context=..., ...)``: the model through ``amk_core``.  Only the last one is kept, to bound memory."""
+def backend(amk_arch: Arch) -> str:
+    """The VM that this run is about: "cuda" where the card that it names is here, else "cpu"."""
+    return "cuda" if amk_arch.is_gpu and amk_arch.present else "cpu"
+
+
+@pytest.fixture(scope="session")
+def where(amk_arch: Arch, backend: str) -> str:
+    """How a record names that VM: the architecture, or "cpu"."""
+    return amk_arch.name if backend == "cuda" else "cpu"
+
+
+@pytest.fixture(scope="session")
+def load(model_path: Path, backend: str) -> Iterator[Load]:
+    """``load(batch=..., context=..., ...)``: the model through ``amk_core``, on this run's VM unless ``backend`` names one.
+
+    Only the last one is kept, to bound memory.
+    """
     import amk_core
 
     kept: dict[tuple[tuple[str, Any], ...], Any] = {}
 
     def loader(**settings: Any) -> Any:
+        settings = {"backend": backend, **settings}
         key = tuple(sorted(settings.items()))
         if key not in kept:
             kept.clear()

@@ -45,8 +45,9 @@ def continuations(
 
 
 def test_greedy_tokens_are_those_of_hf(
-    continuations: dict[str, Continuation], hf: HfEager, amk_options: Options, amk_record: Recorder, amk_progress: Progress
-) -> None:
+    continuations: dict[str, Continuation], hf: HfEager, amk_options: Options, amk_record: Recorder, amk_progress: Progress,
+    where: str,
+) -> None:  # fmt: skip
     margins, differ = {}, {}
     for name in amk_progress.over(list(continuations), "HF scores our continuations"):
         c = continuations[name]
@@ -78,6 +79,7 @@ def test_greedy_tokens_are_those_of_hf(
         passed=not wrong,
         value=float(equal),
         limit=float(total),
+        where=where,
         detail=f"HF's closest call has a top-2 margin of {smallest:.1e}, its own float32 error is {error:.1e}; "
         f"ties: {', '.join(ties) if ties else 'none'}",
     )
@@ -86,7 +88,7 @@ def test_greedy_tokens_are_those_of_hf(
 
 @pytest.mark.amk_full("P1 against HF's own generate loop")
 def test_greedy_tokens_are_those_of_hf_generate(
-    continuations: dict[str, Continuation], hf: HfEager, amk_record: Recorder, amk_progress: Progress
+    continuations: dict[str, Continuation], hf: HfEager, amk_record: Recorder, amk_progress: Progress, where: str
 ) -> None:
     equal = {}
     for name in amk_progress.over(list(continuations), "HF generate(do_sample=False)"):
@@ -95,5 +97,6 @@ def test_greedy_tokens_are_those_of_hf_generate(
     total = NEW_TOKENS * len(continuations)
     measured = f"{sum(equal.values())} of {total} equal"
     passed = sum(equal.values()) == total
-    amk_record.parity("P1", f"generate(do_sample=False), {len(equal)} prompts", measured=measured, required="all", passed=passed)
+    claim = f"generate(do_sample=False), {len(equal)} prompts"
+    amk_record.parity("P1", claim, measured=measured, required="all", passed=passed, where=where)
     assert passed, equal

@@ -12,7 +12,7 @@ from amk_bench.recorder import Recorder
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_logits_of_a_window(window: Callable[[int], Any], index: int, amk_record: Recorder) -> None:
+def test_logits_of_a_window(window: Callable[[int], Any], index: int, amk_record: Recorder, where: str) -> None:
     distance = window(index).distance
     amk_record.parity(
         "P2",
@@ -22,6 +22,7 @@ def test_logits_of_a_window(window: Callable[[int], Any], index: int, amk_record
         passed=distance.relative <= P2_LIMIT,
         value=distance.relative,
         limit=P2_LIMIT,
+        where=where,
         detail=f"largest difference {distance.max_abs:.2e} at position {distance.row}; largest logit {distance.largest:.2f}",
     )
     assert distance.relative <= P2_LIMIT
