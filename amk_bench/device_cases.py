@@ -40,6 +40,7 @@ GRAPHS: Mapping[str, ModelGraph] = {
         graph("odd", 515, 96, 168, 2, 6, 3, 16),
         graph("small", 515, 192, 320, 2, 6, 2, 32),
         graph("smol", 4096, 576, 1536, 3, 9, 3, 64),
+        graph("smol-two", 49_152, 576, 1536, 2, 9, 3, 64),  # SmolLM2-135M with two of its layers
         graph("wide", 3000, 2048, 5632, 1, 32, 4, 64),
         graph("big", 2048, 4096, 14336, 1, 32, 8, 128),
     )

@@ -6,6 +6,9 @@
 //
 // sm_90 and later: one bulk copy a slot, completing on the slot's mbarrier.  Before: 16-byte cp.async by all lanes of the loader
 // warp, whose completion arrives on the same mbarrier.
+//
+// AMK_CHECKED is for race detectors, which know neither bulk copies that complete on an mbarrier nor words that only steer: slots are
+// filled by ordinary stores that arrive on the same barriers, and the steering words are read and written atomically.
 #pragma once
 #include <stdint.h>
 
@@ -20,6 +23,26 @@ constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightLow = AMK_FLIGHT_LOW;
 static_assert(kInFlightHigh <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+#ifndef AMK_CHECKED
+#define AMK_CHECKED 0
+#endif
+
+// Words that one thread writes and others read without any order: they steer, and nothing depends on when they are seen.
+__device__ __forceinline__ uint32_t peek(volatile uint32_t& word) {
+#if AMK_CHECKED
+  return atomicAdd(const_cast<uint32_t*>(&word), 0u);
+#else
+  return word;
+#endif
+}
+__device__ __forceinline__ void poke(volatile uint32_t& word, uint32_t value) {
+#if AMK_CHECKED
+  atomicExch(const_cast<uint32_t*>(&word), value);
+#else
+  word = value;
+#endif
+}
 
 struct Ring {
   uint64_t bound_ns;           // longest wait
@@ -62,11 +85,11 @@ __device__ __noinline__ bool barrier_wait_long(uint64_t* b, uint32_t parity) {
   for (uint32_t turn = 1;; ++turn) {
     if (barrier_try(b, parity)) return true;
     if (turn % 1024 == 0) {
-      if (ring.broken) return false;
+      if (peek(ring.broken)) return false;
       const uint64_t now = now_ns();
       if (start == 0) start = now;
       if (now - start > ring.bound_ns) {
-        ring.broken = 1;
+        poke(ring.broken, 1);
         return false;
       }
     }
@@ -82,7 +105,7 @@ __device__ __forceinline__ bool barrier_wait(uint64_t* b, uint32_t parity) {
 __device__ __forceinline__ void ring_init(uint64_t bound_ns) {
   ring.bound_ns = bound_ns, ring.eaten = 0, ring.leave = 0, ring.broken = 0;
   for (int s = 0; s < kSlots; ++s) {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !AMK_CHECKED
     barrier_init(&ring.full[s], 1);
 #else
     barrier_init(&ring.full[s], 32);
@@ -98,7 +121,10 @@ __device__ __forceinline__ void ring_init(uint64_t bound_ns) {
 // Starts the copy of one slot.  The slot is free and its `full` barrier is in the phase that this copy completes.
 __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_t bytes, int lane) {
   uint8_t* to = ring_data() + slot * kSlotBytes;
-#if __CUDA_ARCH__ >= 900
+#if AMK_CHECKED
+  for (uint32_t i = lane * 16; i < bytes; i += 512) *reinterpret_cast<uint4*>(to + i) = __ldg(reinterpret_cast<const uint4*>(from + i));
+  barrier_arrive(&ring.full[slot]);
+#elif __CUDA_ARCH__ >= 900
   if (lane == 0) {
     const uint32_t b = shared_address(&ring.full[slot]);
     constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // the weights of a step do not fit L2: do not displace activations
@@ -135,11 +161,11 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
             ++landed;
             if (++landing == kSlots) landing = 0, landing_parity ^= 1;
           }
-          if (ring.leave || ring.broken) {
+          if (peek(ring.leave) || peek(ring.broken)) {
             leave = true;
             break;
           }
-          const uint32_t flight = issued - landed, waiting = landed - ring.eaten;
+          const uint32_t flight = issued - landed, waiting = landed - peek(ring.eaten);
           // `eaten` may be read after a slot was released that had not been counted as landed: treat that as an empty ring
           const uint32_t cap = int32_t(waiting) > 0 ? kInFlightLow : kInFlightHigh;
           if (flight < cap && barrier_test(&ring.empty[slot], free_parity)) break;
@@ -178,7 +204,7 @@ struct RingCursor {
     __syncwarp();
     if (lane == 0) {
       barrier_arrive(&ring.empty[slot]);
-      if (warp == 0) ring.eaten = ring.eaten + 1;
+      if (warp == 0) poke(ring.eaten, ring.eaten + 1);
     }
     if (++slot == kSlots) slot = 0, parity ^= 1;
   }

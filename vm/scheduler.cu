@@ -163,7 +163,7 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
         bool go = wait_for(launch, shared.task[turn], where.x, where.y, lane);
         // The stop flag of the step before is behind the first wait of this one: look again, now that the wait holds.
         if (where.y == 0 && where.x > 0) go = go && load_acquire(launch.halt) > uint32_t(where.x);
-        if (lane == 0 && go && ring.broken) {
+        if (lane == 0 && go && peek(ring.broken)) {
           const DeviceTask& task = shared.task[turn];
           report(launch, Fault{kWeightTimeout, task.id, task.op, int32_t(blockIdx.x), where.y, 0, where.x, 0, 0, 0});
           go = false;
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32 * amk::kLoaderWa
   if (thread < kThreads) {
     run_queue(launch);
     if (thread == 0) {
-      ring.leave = 1;
+      poke(ring.leave, 1);
       Trace::anchor(launch, 1);
     }
   } else {

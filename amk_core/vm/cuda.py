@@ -64,8 +64,9 @@ class CudaVM:
         self, data: bytes, task_weight: npt.NDArray[np.int64], tape: npt.NDArray[np.uint8] | Memory,
         bound: Mapping[str, npt.NDArray[Any] | Memory], pools: Mapping[str, Memory], device: Device, *, trace: bool = False,
         cache: Path | None = None, flight: tuple[int, int] | None = None, macros: Mapping[str, int] | None = None,
+        options: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Without the certificate: the door of tests and measurements.  ``macros``: more definitions for the build."""
+        """Without the certificate: the door of tests and measurements.  ``macros``, ``options``: more for the build."""
         self._running, self._handles = False, []
         self._s = s = tables.unpack(data)
         self._device, facts = device, device.facts
@@ -81,7 +82,7 @@ class CudaVM:
         if len(s.variable_names()) > MAX_VARIABLES:
             raise ProgramError(f"{len(s.variable_names())} launch variables, the device VM takes at most {MAX_VARIABLES}")
         self.build: Build = plan_build(dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight)
-        self.cubin = nvrtc.build({**self.build.defines, **(macros or {})}, facts.arch, cache)
+        self.cubin = nvrtc.build({**self.build.defines, **(macros or {})}, facts.arch, cache, options)
         device.activate()
         module = device.module(self.cubin.data)
         self._handles.append(("cuModuleUnload", module))

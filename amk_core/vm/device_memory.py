@@ -76,6 +76,10 @@ class DeviceBuffers:
         if self._s.buffers[i].kind is Kind.INPUT:
             self._inputs[i] = a
 
+    def index(self, name: str) -> int:
+        """The id of a buffer; KeyError where there is none."""
+        return self._names[name]
+
     def place(self, b: int) -> tuple[Memory, int]:
         """Memory and offset of a buffer."""
         if b in self.own:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,20 +126,21 @@ def parse_report(log: str) -> tuple[KernelReport, ...]:
     return tuple(out)
 
 
-def build(defines: Mapping[str, int], arch: str, cache: Path | None = None) -> Cubin:
+def build(defines: Mapping[str, int], arch: str, cache: Path | None = None, more: Sequence[str] = ()) -> Cubin:
     """Compile the device VM, or take it from the cache.
 
     Args:
         defines: macro name -> value.
         arch: ``sm_80`` ... ``sm_120``.
         cache: folder of the cache; default ``$AMK_HOME/cubin``.
+        more: options of the compiler besides OPTIONS.
 
     Raises:
         CompileError: with the compiler's first errors; or NVRTC is missing, or too old for the architecture.
     """
     nvrtc = _nvrtc()
     files = sources()
-    options = [f"--gpu-architecture={compiler_arch(arch)}", *OPTIONS, *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
+    options = [f"--gpu-architecture={compiler_arch(arch)}", *OPTIONS, *more, *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
     h = hashlib.sha256(json.dumps([options, list(version())]).encode())
     for name, text in sorted({**files, **{n: t.encode() for n, t in _STAND_INS.items()}}.items()):
         h.update(name.encode() + b"\0" + hashlib.sha256(text).digest())

@@ -21,7 +21,7 @@ from amk_bench.baselines.hf import HfEager
 from amk_bench.options import Options
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
-from amk_bench.references import float64_copy, rows_of
+from amk_bench.references import in_float64, rows_of
 from amk_bench.session import SEED, Session
 
 pytestmark = pytest.mark.amk_gpu("P4: fast against HF bf16, both against float64")
@@ -86,9 +86,9 @@ def test_fast_is_as_near_to_float64_as_hf_bf16(
 
     amk_progress.say(f"{len(ids)} positions in float64 with the {weights} weights")
     source = hf_card if weights == "stored" else HfEager(model_path, amk_session.machine.cores, "fp32", "cuda")
-    wide = float64_copy(source.model)
-    reference = rows_of(wide, ids)
-    del wide
+    with in_float64(source.model) as wide:
+        reference = rows_of(wide, ids)
+        del wide
     theirs = errors(rows_of(hf_card.model, ids), reference)
     mine = errors(ours, reference)
     del reference, source
@@ -133,8 +133,9 @@ def test_a_generation_of_512_tokens(
     assert arrived == made
     scored = model.logits([*prompt, *made[:-1]])[PROMPT - 1 :]
     equal = int((scored.argmax(axis=1) == np.asarray(made)).sum())
-    wide = float64_copy(hf_card.model)
-    agreed = int((rows_of(wide, [*prompt, *made[:-1]])[PROMPT - 1 :].argmax(-1).cpu().numpy() == np.asarray(made)).sum())
+    with in_float64(hf_card.model) as wide:
+        best = rows_of(wide, [*prompt, *made[:-1]])[PROMPT - 1 :].argmax(-1).cpu().numpy()
+    agreed = int((best == np.asarray(made)).sum())
     amk_record.parity(
         "P1", f"fast on {where}: {NEW_TOKENS} greedy tokens are the argmax of the scored text", measured=f"{equal} of {NEW_TOKENS}",
         required="all", passed=equal == NEW_TOKENS, value=float(equal), limit=float(NEW_TOKENS), where=where,

@@ -17,7 +17,7 @@ from amk_bench.accuracy import errors, matched
 from amk_bench.options import Options
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
-from amk_bench.references import float64_copy, rows_of
+from amk_bench.references import in_float64, rows_of
 from amk_bench.session import SEED
 from amk_core.graph import GRAPH_SHAPES
 
@@ -53,9 +53,9 @@ def test_a_public_shape(
     ids = rng.integers(0, graph.vocab_size, positions[-1] + ROWS).tolist()
     rows = [p + i for p in positions for i in range(ROWS)]
     amk_progress.say(f"{name}: HF in float64 and bf16 over {len(ids)} tokens")
-    wide = float64_copy(live)
-    reference = rows_of(wide, ids, rows)
-    del wide
+    with in_float64(live) as wide:
+        reference = rows_of(wide, ids, rows)
+        del wide
     theirs = errors(rows_of(live, ids, rows), reference)
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,0 +1,179 @@
+"""The CUDA VM under compute-sanitizer: memcheck, racecheck, synccheck and initcheck of a two-layer SmolLM2 for a few tokens.
+
+``python -m amk_bench.sanitizer --out DIR`` runs every tool and writes a log each; ``python -m amk_bench.sanitizer target`` is what
+they run: random weights, decode steps, a prompt and its logits, memory that is filled only where the contract says that it holds
+data, and spin bounds scaled to the tools' slowness.
+
+racecheck knows neither bulk copies that complete on an mbarrier (it takes the issuing thread for the writer) nor words that only
+steer.  It therefore runs twice: on the build with AMK_CHECKED, where slots are filled by ordinary stores that arrive on the same
+barriers and flags are atomic, which must be clean; and on the build that users run, where every hazard must have a bulk copy or a
+steering word on one side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOOLS = ("memcheck", "synccheck", "initcheck", "racecheck", "racecheck-raw")
+SPIN_S = 120.0  # a task under a tool takes up to a thousand times as long
+STEERING = "ring.cuh"  # where bulk copies and steering words are
+LIMIT_S = 240
+_HAZARD = re.compile(r"(?:Error|Warning): (?:Race reported|Potential \w+ hazard)")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a tool said.  ``clean``: nothing that has to be repaired; ``words``: one line about it."""
+
+    tool: str
+    clean: bool
+    words: str
+
+
+def hazards(log: str) -> list[str]:
+    """The blocks of a racecheck log that report a race, one text each."""
+    out: list[str] = []
+    for line in log.splitlines():
+        text = line.removeprefix("=========").rstrip()
+        if _HAZARD.search(text):
+            out.append(text.strip())
+        elif out and text.strip() and line.startswith("=========     "):
+            out[-1] += "\n" + text.strip()
+        elif not text.strip() and out and not out[-1].endswith("\n"):
+            out[-1] += "\n"
+    return [h.strip() for h in out]
+
+
+def explained(hazard: str) -> bool:
+    """One side of the race is in the ring's own code: a bulk copy, or a word that only steers."""
+    sides = [line for line in hazard.splitlines() if " access at " in line]
+    return bool(sides) and STEERING in sides[0]
+
+
+def judge(tool: str, log: str, rc: int) -> Verdict:
+    """A tool's log and exit code as a verdict."""
+    if "target done" not in log:
+        why = next((ln for ln in log.splitlines() if "not supported" in ln or "Error" in ln), f"exit code {rc}")
+        return Verdict(tool, False, f"the target did not come to its end: {why.strip('= ')}")
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", log)
+    told = summary[-1] if summary else "no summary"
+    if tool == "racecheck-raw":
+        found = hazards(log)
+        odd = [h for h in found if not explained(h)]
+        words = f"{len(found)} kinds of hazards reported, {len(odd)} without a bulk copy or a steering word on one side ({told})"
+        return Verdict(tool, not odd, words)
+    return Verdict(tool, bool(re.match(r"0 (errors|hazards)", told)), told)
+
+
+def run_tool(tool: str, out: Path, mode: str) -> Verdict:
+    """One tool over the target."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return Verdict(tool, False, "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
+    command = [sanitizer, "--tool", tool.removesuffix("-raw"), "--print-limit", "50"]
+    if tool.startswith("racecheck"):
+        command += ["--racecheck-report", "analysis"]
+    command += [sys.executable, "-m", "amk_bench.sanitizer", "target", "--mode", mode]
+    command += ["--checked"] if tool == "racecheck" else []
+    start = time.time()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        log, rc = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as e:
+        log, rc = str(e.stdout or "") + f"\nstopped after {LIMIT_S} s", 124
+    (out / f"{tool}-{mode}.txt").write_text(log, encoding="utf-8")
+    v = judge(tool, log, rc)
+    return Verdict(f"{tool} ({mode}, {time.time() - start:.0f} s)", v.clean, v.words)
+
+
+# -- what the tools run
+def target(mode: str, checked: bool) -> None:
+    """Decode, prompt and logits of a two-layer SmolLM2, on memory that nobody has filled beforehand."""
+    import numpy as np
+
+    from amk_bench.device_cases import Case
+    from amk_core.vm.driver import Device
+
+    device = Device()
+    cases: Sequence[Case] = (
+        Case("decode", "smol-two", mode, p0=(130,), tokens=(3,), steps=3, context=256),  # type: ignore[arg-type]
+        Case("prefill", "smol-two", mode, "prefill", chunk=16, p0=(120,), tokens=(20,), steps=2, context=256),  # type: ignore[arg-type]
+        Case("logits", "smol-two", mode, "logits", chunk=5, p0=(3,), tokens=(9,), steps=2, context=256),  # type: ignore[arg-type]
+    )
+    for case in cases:
+        vm = unfilled(case, device, checked)
+        vm.enqueue(case.steps, case.variables, SPIN_S)
+        vm._running = True
+        result = vm.wait(refresh=False)
+        made = vm.tokens(case.steps).ravel().tolist() if case.purpose == "decode" else ""
+        print(f"{mode} {case.name}: {result.steps} steps {made}", flush=True)
+        assert result.steps == case.steps
+        if case.purpose == "logits":
+            assert np.isfinite(vm.memory.read("logits")[:4]).all()
+    print("target done", flush=True)
+
+
+def unfilled(case: Any, device: Any, checked: bool) -> Any:
+    """A program whose pools are fresh memory: only inputs and the KV rows before p0 are written."""
+    import ml_dtypes
+    import numpy as np
+
+    from amk_core.schedule import tables
+    from amk_core.schedule.ir import Kind
+    from amk_core.schedule.pack import Tape, TapeLayout
+    from amk_core.vm.cuda import CudaVM
+    from amk_core.vm.device_tape import DeviceTapeLayout
+
+    s = case.schedule(device.facts.sms, {}, device.facts.arch)
+    tiled, m = case.tiled(device.facts.sms, {}, device.facts.arch), case.random_model()
+    layout: Any = TapeLayout.of(tiled) if case.mode == "exact" else DeviceTapeLayout.of(tiled)
+    tape = Tape.build(layout, m.logical).data if case.mode == "exact" else layout.build(m.logical)
+    pools = {p.id: device.memory(s.pool_bytes(p.id)) for p in s.pools if p.id != "weights" and s.pool_bytes(p.id)}
+    vm = CudaVM.__new__(CudaVM)
+    vm._start(
+        tables.pack(s), layout.locate(s), tape, m.bound(s), pools, device, macros={"AMK_CHECKED": int(checked)},
+        options=("--generate-line-info",),
+    )  # fmt: skip
+    rng = np.random.default_rng(3)
+    kind: Any = np.float32 if case.mode == "exact" else ml_dtypes.bfloat16
+    for b in s.buffers:
+        if b.kind is Kind.KV:
+            memory, offset = vm.memory.place(vm.memory.index(b.name))
+            memory.upload(rng.uniform(-1, 1, (case.p0[0], b.cols)).astype(kind).view(np.uint8), offset)
+        elif b.kind in (Kind.INPUT, Kind.TOKEN):
+            fixed = np.full((b.rows, b.cols), -1 if b.name == "stop_ids" else 0)
+            vm.memory.write(b.name, np.asarray(rng.integers(0, 4000, fixed.shape)) if b.name in ("token", "prompt") else fixed)
+    return vm
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("run", "target"), default="run")
+    parser.add_argument("--mode", choices=("fast", "exact"), default="fast")
+    parser.add_argument("--checked", action="store_true", help="the build for race detectors")
+    parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("sanitizer"), help="folder for the logs")
+    args = parser.parse_args(argv)
+    if args.what == "target":
+        target(args.mode, args.checked)
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    bad = 0
+    for tool in args.tools.split(","):
+        v = run_tool(tool, args.out, args.mode)
+        bad += not v.clean
+        print(f"{'ok  ' if v.clean else 'FAIL'} {v.tool}: {v.words}", flush=True)
+    return min(bad, 100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
