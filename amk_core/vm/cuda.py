@@ -131,6 +131,8 @@ class CudaVM:
         self._out = s.buffers[int(p["out"][0])].name if len(ids) else None
         self._fed = int(p["token"][0]) if len(ids) else -1
         self._feed = HostMemory(device, 4 * self._sequences)
+        if self._out is not None:
+            self.memory.mirror(self._out, fresh=True)  # poll() fills it, whenever it is asked for first
 
     def close(self) -> None:
         """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""
@@ -331,7 +333,7 @@ class CudaVM:
                     k = self._ring.arrived()
                     break
                 asked = now
-        if self._out in self.memory.mirrors and k > self._streamed:
+        if k > self._streamed:
             self.memory.mirrors[self._out][self._streamed : k] = self._ring.tokens(self._streamed, k)
             self._streamed = k
         return k

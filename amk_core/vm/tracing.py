@@ -30,12 +30,12 @@ class Timeline:
 
     Attributes:
         us: [steps, tasks in queue order, 4] microseconds from the first anchor to fetch, ready, end, signalled.
-        residual_ns: largest distance of an anchor from the fitted clock; the card's timer ticks every 32 ns.
+        spread: how far the fastest and the slowest SM clock lie apart, relative to the slowest.
     """
 
     schedule: Schedule
     us: F64
-    residual_ns: float
+    spread: float
 
     @property
     def queue(self) -> npt.NDArray[np.int64]:
@@ -68,13 +68,13 @@ class Region:
 
 
 def timeline(s: Schedule, records: npt.NDArray[np.uint32], anchors: npt.NDArray[np.uint64]) -> Timeline:
-    """Fit every queue's clock to the card's timer.
+    """Fit every queue's clock to the card's timer, which ticks every 32 ns.
 
     Args:
         records: [steps, tasks in queue order, 4], low words of the SM clock.
         anchors: [queues, 2, 2]: {SM clock, nanoseconds} at the start and the end of each queue; zeros for a queue without tasks.
 
-    The SMs share a frequency, so one rate is fitted to all (the median), and one offset a queue to its two anchors.
+    Groups of SMs have clocks of their own, so rate and offset are a queue's own, through its two anchors.
 
     Raises:
         ValueError: the arrays do not belong to the schedule.
@@ -88,9 +88,8 @@ def timeline(s: Schedule, records: npt.NDArray[np.uint32], anchors: npt.NDArray[
     zero = int(anchors[used][:, 0, 1].min())
     clock = (anchors[..., 0] - anchors[:, :1, 0]).astype(np.float64)  # ticks since the queue's own first anchor
     ns = (anchors[..., 1].astype(np.int64) - zero).astype(np.float64)
-    rate = float(np.median((ns[used, 1] - ns[used, 0]) / clock[used, 1]))
-    offset = (ns - clock * rate).mean(axis=1)
-    residual = float(np.abs(ns - clock * rate - offset[:, None])[used].max())
+    rate, offset = np.zeros(s.n_queues), ns[:, 0]
+    rate[used] = (ns[used, 1] - ns[used, 0]) / clock[used, 1]
     queue = np.repeat(np.arange(s.n_queues), np.diff(s.columns.queue_off))
     start = (anchors[:, 0, 0] % np.uint64(_WRAP)).astype(np.int64)
     ticks = (records.astype(np.int64) - start[queue][None, :, None]) % _WRAP
@@ -100,8 +99,26 @@ def timeline(s: Schedule, records: npt.NDArray[np.uint32], anchors: npt.NDArray[
         a, e = int(s.columns.queue_off[q]), int(s.columns.queue_off[q + 1])
         mine = flat[:, a:e].reshape(-1)
         flat[:, a:e] = (mine + np.concatenate([[0], np.cumsum(np.diff(mine) < 0)]) * _WRAP).reshape(len(records), e - a, 4)
-    us = (flat * rate + offset[queue][None, :, None]) / 1e3
-    return Timeline(s, us, residual)
+    us = (flat * rate[queue][None, :, None] + offset[queue][None, :, None]) / 1e3
+    return Timeline(s, us, float(rate[used].max() / rate[used].min() - 1))
+
+
+def causality_us(t: Timeline) -> float:
+    """Largest time by which a task was ready before the last of its producers had signalled: what the time axis may be off by.
+
+    Waits for all signals of a counter in the same step are looked at.
+    """
+    c, us = t.schedule.columns, t.us
+    order = np.empty(t.schedule.n_tasks, np.int64)
+    order[c.queue_task] = np.arange(t.schedule.n_tasks)
+    signals = np.repeat(np.arange(t.schedule.n_tasks), np.diff(c.sig_off))
+    last = np.full((len(us), len(t.schedule.counters)), -np.inf)
+    for step in range(len(us)):
+        np.maximum.at(last[step], c.sig_counter, us[step, order[signals], SIGNALLED])
+    waits = np.repeat(np.arange(t.schedule.n_tasks), np.diff(c.wait_off))
+    whole = (c.wait_e == 0) & (c.wait_t == np.array([k.per_step for k in t.schedule.counters])[c.wait_counter])
+    early = last[:, c.wait_counter[whole]] - us[:, order[waits[whole]], READY]
+    return max(0.0, float(early.max(initial=0.0)))
 
 
 def gaps(t: Timeline) -> F64:
@@ -147,7 +164,8 @@ def step_us(t: Timeline) -> float:
 def table(t: Timeline) -> str:
     """The regions as text, in microseconds."""
     lines = [
-        f"{step_us(t):.1f} us a step over {len(t.us) - t.first} steps; clocks agree within {t.residual_ns:.0f} ns",
+        f"{step_us(t):.1f} us a step over {len(t.us) - t.first} steps; SM clocks differ by {100 * t.spread:.2f} %, "
+        f"the time axis is off by at most {causality_us(t):.2f} us",
         "region          tasks |  a task: wait  execute  (max)  hand-off | a queue and step: wait  execute  hand-off |  share",
     ]
     for r in regions(t):

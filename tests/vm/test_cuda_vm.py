@@ -177,6 +177,16 @@ def test_a_launch_that_dies_is_noticed_while_waiting_for_tokens(make: Callable[.
     vm.wait()
 
 
+def test_tokens_that_came_before_anyone_asked_for_the_buffer_are_in_it(make: Callable[..., CudaVM], card: FakeCard) -> None:
+    vm = make()
+    card.work = decode
+    vm.enqueue(6, [0, 3, 6, 6])
+    vm._running = True
+    assert vm.poll(6, 5.0) == 6
+    assert vm.buffer("out")[:6].tolist() == [[100 * i, 100 * i + 1] for i in range(6)]
+    vm.wait(refresh=False)
+
+
 def test_numbers_go_on_over_launches_and_old_words_are_never_taken(make: Callable[..., CudaVM], card: FakeCard) -> None:
     vm = make()
     card.work = decode
