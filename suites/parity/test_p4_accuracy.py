@@ -22,7 +22,7 @@ from amk_bench.options import Options
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
 from amk_bench.references import in_float64, rows_of
-from amk_bench.session import SEED, Session
+from amk_bench.session import Session
 
 pytestmark = pytest.mark.amk_gpu("P4: fast against HF bf16, both against float64")
 EDGES = (0, 16, 128, 512, 1024, 2048, 4096, 8192)
@@ -63,9 +63,9 @@ def judge(
 ) -> list[Matched]:  # fmt: skip
     """Both measures over all positions are recorded, every part is judged; returns what does not hold."""
     whole = [Errors(*(np.concatenate([getattr(p[side], f) for p in parts.values()]) for f in ("kl", "rms"))) for side in (0, 1)]
-    per_part = {name: matched(a, b, SEED) for name, (a, b) in parts.items()}
+    per_part = {name: matched(a, b, seed) for name, (a, b) in parts.items()}
     failed: list[Matched] = []
-    for i, total in enumerate(matched(whole[0], whole[1], SEED)):
+    for i, total in enumerate(matched(whole[0], whole[1], seed)):
         bad = [m[i] for m in per_part.values() if not m[i].passed]
         failed += bad
         record.parity(
@@ -97,7 +97,7 @@ def test_fast_is_as_near_to_float64_as_hf_bf16(
     edges = [e for e in EDGES if e < len(ids)] + [len(ids)]
     parts = {f"{a} to {b}": (mine.part(a, b), theirs.part(a, b)) for a, b in pairwise(edges)}
     held = {"stored": "the bf16 weights that both store", "checkpoint": "the checkpoint's weights"}[weights]
-    failed = judge(amk_record, where, f"fast against HF bf16, to float64 with {held}", parts)
+    failed = judge(amk_record, where, f"fast against HF bf16, to float64 with {held}", parts, amk_session.seed)
     assert not failed, "; ".join(map(str, failed))
 
 

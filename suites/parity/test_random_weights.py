@@ -18,7 +18,7 @@ from amk_bench.options import Options
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
 from amk_bench.references import in_float64, rows_of
-from amk_bench.session import SEED
+from amk_bench.session import Session
 from amk_core.graph import GRAPH_SHAPES
 
 POSITIONS = (0, 16, 128, 512, 1024, 2048, 4096, 16384)
@@ -36,8 +36,9 @@ def chosen(context: int, last: int) -> list[int]:
 @pytest.mark.amk_gpu("random weights: fast against HF bf16, both against float64")
 @pytest.mark.parametrize("name", ["tinyllama-1.1b", "llama-3.2-1b", "llama-3.1-8b"])
 def test_a_public_shape(
-    name: str, backend: str, where: str, amk_options: Options, amk_record: Recorder, amk_progress: Progress
-) -> None:
+    name: str, backend: str, where: str, amk_options: Options, amk_record: Recorder, amk_progress: Progress,
+    amk_session: Session,
+) -> None:  # fmt: skip
     import torch
 
     import amk_core
@@ -46,10 +47,10 @@ def test_a_public_shape(
     if not torch.cuda.is_available():
         pytest.skip("torch sees no card, and the reference runs there; run: pip install torch (a CUDA build)")
     graph = GRAPH_SHAPES[name]
-    weights = random_weights(graph, SEED, "cuda", torch.bfloat16)
+    weights = random_weights(graph, amk_session.seed, "cuda", torch.bfloat16)
     live = hf_model(weights)
     positions = chosen(graph.context, QUICK_END[amk_options.tier])
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(amk_session.seed)
     ids = rng.integers(0, graph.vocab_size, positions[-1] + ROWS).tolist()
     rows = [p + i for p in positions for i in range(ROWS)]
     amk_progress.say(f"{name}: HF in float64 and bf16 over {len(ids)} tokens")
@@ -70,7 +71,7 @@ def test_a_public_shape(
     mine = errors(np.concatenate(scored), reference)
     told = f"random weights, {name}, positions {', '.join(map(str, positions))}"
     failed = []
-    for m in matched(mine, theirs, SEED):
+    for m in matched(mine, theirs, amk_session.seed):
         failed += [] if m.passed else [str(m)]
         amk_record.parity(
             "P4", f"{m.measure}: {told}; a smoke test", measured=f"{m.ours:.2e} against {m.theirs:.2e} of HF bf16",
