@@ -59,7 +59,7 @@ def ours(load: Callable[..., Any], ids: list[int]) -> Any:
 
 
 def judge(
-    record: Recorder, where: str, claim: str, parts: dict[str, tuple[Errors, Errors]]
+    record: Recorder, where: str, claim: str, parts: dict[str, tuple[Errors, Errors]], seed: int
 ) -> list[Matched]:  # fmt: skip
     """Both measures over all positions are recorded, every part is judged; returns what does not hold."""
     whole = [Errors(*(np.concatenate([getattr(p[side], f) for p in parts.values()]) for f in ("kl", "rms"))) for side in (0, 1)]
