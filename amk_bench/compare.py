@@ -87,19 +87,26 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], *, allow_differ
     if apart and not allow_different:
         raise Incomparable("the two results have different fingerprints: " + "; ".join(apart))
     first, second = _cells(before), _cells(after)
-    changes = [_change(key, first[key], second[key]) for key in first if key in second and first[key].ratio and second[key].ratio]
+    both = [key for key in first if key in second]
+    changes = [_change(key, first[key], second[key]) for key in both if _sampled(first[key]) and _sampled(second[key])]
     only = [f"{_name(key)}: only in the first" for key in first if key not in second]
     only += [f"{_name(key)}: only in the second" for key in second if key not in first]
-    for key in first:
-        if key in second:
-            for which, record in (("first", first[key]), ("second", second[key])):
-                if record.ratio is None:
-                    only.append(f"{_name(key)}: {record.verdict} in the {which}: {record.reason}")
+    for key in both:
+        for which, record in (("first", first[key]), ("second", second[key])):
+            if record.ratio is None:
+                only.append(f"{_name(key)}: {record.verdict} in the {which}: {record.reason}")
+            elif not _sampled(record):
+                only.append(f"{_name(key)}: no samples in the {which}")
     order = {"SLOWER": 0, "UNCLEAR": 1, "SAME": 2, "FASTER": 3}
     return Comparison(tuple(sorted(changes, key=lambda c: (order[c.verdict], c.relative))), tuple(only), tuple(apart))
 
 
 Key = tuple[str, ...]
+
+
+def _sampled(record: LatencyRecord) -> bool:
+    """Results of schema 1 may lack samples; nothing can be said of their noise."""
+    return record.ratio is not None and len(record.ours_samples_us) > 0
 
 
 def _cells(doc: Mapping[str, Any]) -> dict[Key, LatencyRecord]:

@@ -85,6 +85,16 @@ def test_cells_of_one_file_only_and_invalid_cells_are_told() -> None:
     assert "no timed cell in common" in "\n".join(compare.lines(result))
 
 
+def test_an_old_result_without_samples_is_told_and_not_compared() -> None:
+    old = doc(record(1, 2))
+    old["schema"] = 1
+    for side in ("ours", "baseline"):
+        del old["latency"][0][f"{side}_samples_us"]
+    result = compare.compare(old, doc(record(1, 2)))
+    assert not result.changes
+    assert result.only == ("m, exact, position 0, batch 1, against HF eager fp32: no samples in the first",)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
