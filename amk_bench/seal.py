@@ -58,6 +58,27 @@ def _state(value: Any) -> object:
     return id(value)
 
 
+def _foreign() -> Iterator[str]:
+    """Instruments that are not their makers' own any more: replaced before the seal was put on."""
+    for path in (*OUTSIDE, *(TORCH if "torch" in sys.modules else ())):
+        maker = getattr(_fetch(path), "__module__", None)
+        if isinstance(maker, str) and _root(maker) != _root(path):
+            yield path
+    for name in (*MODULES, *OPTIONAL):
+        for attribute, value in vars(sys.modules.get(name, sys)).items() if name in sys.modules else ():
+            maker = getattr(value, "__module__", None)
+            if isinstance(value, FunctionType) and isinstance(maker, str) and _root(maker) not in _MAKERS:
+                yield f"{name}.{attribute}"
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0].lstrip("_")
+
+
+# Whose functions the sealed modules hold.
+_MAKERS = frozenset({"amk_bench", "amk_core", "numpy", *(name.lstrip("_") for name in sys.stdlib_module_names)})
+
+
 def _things() -> Iterator[tuple[str, object]]:
     for name in (*MODULES, *OPTIONAL):
         module: ModuleType | None = sys.modules.get(name)
@@ -87,9 +108,10 @@ class Seal:
         now = dict(_things())
         changed = [name for name, state in self.things.items() if name in now and not _same(now[name], state)]
         gone = [name for name in self.things if name not in now]
-        if not changed and not gone:
-            return None
-        return f"instruments were changed while it ran: {', '.join(sorted([*changed, *gone])[:4])}"
+        if changed or gone:
+            return f"instruments were changed while it ran: {', '.join(sorted([*changed, *gone])[:4])}"
+        foreign = sorted(set(_foreign()))
+        return f"instruments were replaced before it ran: {', '.join(foreign[:4])}" if foreign else None
 
 
 def _same(a: object, b: object) -> bool:

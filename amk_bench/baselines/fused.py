@@ -47,16 +47,22 @@ class Place:
     mask: Any
 
 
-def _rotate(qkv: Any, place: Place, s: Sizes) -> Any:
-    """Rotates queries and keys of [batch, heads + 2 kv_heads, head_dim]; half-split, the sine carries the sign."""
+def _rotate(qkv: Any, place: Place, s: Sizes) -> tuple[Any, Any]:
+    """Splits [batch, heads + 2 kv_heads, head_dim] into rotated queries and the rows to keep (rotated keys, values).
+
+    Rotation is half-split; the sine carries the sign.
+    """
     n = s.heads + s.kv_heads
-    turned = qkv[:, :n]
-    swapped = torch.roll(turned, s.head_dim // 2, -1)
     if s.functional:
-        rotated = (turned * place.cos + swapped * place.sin).to(qkv.dtype)
-        return torch.cat((rotated, qkv[:, n:]), 1)
-    torch.addcmul(turned * place.cos, swapped, place.sin, out=turned)
-    return qkv
+        # Apart, so that the compiler writes the new rows straight into the cache.
+        queries, keys = (
+            (t * place.cos + torch.roll(t, s.head_dim // 2, -1) * place.sin).to(qkv.dtype)
+            for t in (qkv[:, : s.heads], qkv[:, s.heads : n])
+        )
+        return queries, torch.cat((keys, qkv[:, n:]), 1)
+    turned = qkv[:, :n]
+    torch.addcmul(turned * place.cos, torch.roll(turned, s.head_dim // 2, -1), place.sin, out=turned)
+    return qkv[:, : s.heads], qkv[:, s.heads :]
 
 
 def _attend(q: Any, kv: Any, place: Place, s: Sizes) -> Any:
@@ -81,9 +87,9 @@ def _linear_add(x: Any, a: Any, w: Any, s: Sizes) -> Any:
 def layer(x: Any, kv: Any, place: Place, s: Sizes, attn_norm: Any, qkv: Any, o: Any, mlp_norm: Any, gate_up: Any, down: Any) -> Any:
     """One layer: x [batch, hidden] -> x; appends a row of keys and values."""
     h = F.rms_norm(x, (x.shape[-1],), attn_norm, s.eps)
-    r = _rotate(F.linear(h, qkv).view(x.shape[0], s.heads + 2 * s.kv_heads, s.head_dim), place, s)
-    kv.index_copy_(0, place.row, r[:, s.heads :])
-    x = _linear_add(x, _attend(r[:, : s.heads], kv, place, s), o, s)
+    queries, rows = _rotate(F.linear(h, qkv).view(x.shape[0], s.heads + 2 * s.kv_heads, s.head_dim), place, s)
+    kv.index_copy_(0, place.row, rows)
+    x = _linear_add(x, _attend(queries, kv, place, s), o, s)
     h = F.rms_norm(x, (x.shape[-1],), mlp_norm, s.eps)
     gate, up = F.linear(h, gate_up).chunk(2, -1)
     return _linear_add(x, F.silu(gate) * up, down, s)

@@ -385,6 +385,19 @@ def test_timer_or_statistics_are_patched(monkeypatch: pytest.MonkeyPatch, module
     refused(record, f"instruments were changed while it ran: {module.__name__}.{name}")
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [(time, "perf_counter_ns"), (np, "median"), (stats, "bootstrap"), (clock_module, "disagreement")],
+    ids=lambda x: x if isinstance(x, str) else "",
+)  # fmt: skip
+def test_instruments_that_were_replaced_before_the_run(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """A test file may do it when it is imported, before any seal is put on."""
+    clock, real = Clock(), getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **settings: real(*args, **settings))
+    record = judged(clock, honest(clock))
+    monkeypatch.undo()
+    refused(record, f"instruments were replaced before it ran: {module.__name__}.{name}")
+
+
 def test_the_code_of_a_statistic_is_swapped_in_place() -> None:
     clock, count, real = Clock(), [0], stats.noise_floor.__code__
 
