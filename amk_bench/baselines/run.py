@@ -135,9 +135,9 @@ class Bench:
                 self.records.append(NoteRecord(f"{self.graph.name}: noise floor {100 * floor:.2f} %", {"noise_floor": floor}))
             for name, engine in engines.items():
                 if time.monotonic() > deadline:
-                    self.records.append(
-                        SkipRecord(f"{self.graph.name} at {position} against {name}", "no time was left for this cell")
-                    )
+                    run = f"python -m amk_bench.baselines.run --model {self.graph.name} --positions {position} --baselines {name}"
+                    left_out = f"{self.graph.name} at {position} against {name}"
+                    self.records.append(SkipRecord(left_out, "no time was left for this cell", f"{run} --out FILE"))
                     continue
                 size_of = (EAGER_TOKENS, EAGER_BLOCKS) if name == "hf-eager" else (here.tokens, here.blocks)
                 start = time.monotonic()

@@ -13,6 +13,9 @@ HELP = "write the table of committed results into a README, check it, or compare
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=Path("reports/data"), metavar="DIR", help="results (default: reports/data)")
     parser.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE", help="default: README.md")
+    parser.add_argument(
+        "--baselines", type=Path, metavar="FILE", help="a page for the torch baselines' table, in the README's stead"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the table differs from the results")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     two = actions.add_parser("compare", help="what became faster or slower between two results")
@@ -25,15 +28,18 @@ def run(args: argparse.Namespace) -> int:
     """0: the table is the results', nothing is slower; 1: with --check, it is not; with compare, something is."""
     if args.action == "compare":
         return _compare(args)
-    from amk_bench.report import readme
+    from amk_bench.report import readme, rivals
 
+    page: Path = args.baselines or args.readme
+    table = rivals.table(rivals.runs(args.data / "device")) if args.baselines else readme.block(args.data)
+    text = page.read_text("utf-8")
+    new = readme.replaced(text, table)
     if args.check:
-        text = args.readme.read_text("utf-8")
-        same = text == readme.replaced(text, readme.block(args.data))
-        print(f"{args.readme}: {'the table is' if same else 'the table is not'} what {args.data} gives", file=sys.stderr)
-        return 0 if same else 1
-    changed = readme.update(args.readme, args.data)
-    print(f"{args.readme}: {'table written' if changed else 'nothing to change'}", file=sys.stderr)
+        print(f"{page}: {'the table is' if text == new else 'the table is not'} what {args.data} gives", file=sys.stderr)
+        return 0 if text == new else 1
+    if text != new:
+        page.write_text(new, "utf-8")
+    print(f"{page}: {'table written' if text != new else 'nothing to change'}", file=sys.stderr)
     return 0
 
 

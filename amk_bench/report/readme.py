@@ -83,12 +83,3 @@ def replaced(text: str, content: str) -> str:
         raise BlockMissing(f"the file needs {BEGIN} and {END} once each, in this order")
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
-
-
-def update(readme: Path, folder: Path) -> bool:
-    """Write the block into the file; False where it stood there already."""
-    text = readme.read_text("utf-8")
-    new = replaced(text, block(folder))
-    if new != text:
-        readme.write_text(new, "utf-8")
-    return new != text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ GRAPHS = {
     "odd": ModelGraph("odd", "llama", 101, 36, 45, 2, 3, 3, 10, 1e-6, True, 64, PLAIN, 10**-0.5),
 }
 ROWS = 48
+ROOT = Path(__file__).resolve().parents[2]
 FP32 = 5e-6  # another order of summing; P2's limit
 
 
@@ -171,6 +174,15 @@ def test_an_installed_package_adds_a_baseline(package: Callable[[str], None]) ->
     assert made.name == "theirs"
     assert registry.describe(made) == {"version": "1"}
     assert registry.describe(object()) == {}  # type: ignore[arg-type]
+
+
+def test_the_latency_suite_has_a_row_for_it(package: Callable[[str], None], tmp_path: Path) -> None:
+    package("raise RuntimeError('collecting must not import it')\n")
+    where = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "pytest", "suites/latency", "--collect-only", "-q", "-p", "no:cacheprovider", "--arch=cpu"]
+    done = subprocess.run(command, cwd=ROOT, env=where, capture_output=True, text=True, timeout=120, check=False)
+    assert "test_decode_against[theirs-0]" in done.stdout, done.stdout + done.stderr
+    assert "test_decode_against[hf-eager-0]" in done.stdout
 
 
 def test_a_broken_baseline_is_an_empty_cell_with_a_reason(package: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from amk_bench.report import rivals
 from amk_bench.results import LatencyRecord, NoteRecord, ParityRecord, SkipRecord, document, validate
+from amk_core import cli
 from amk_core.graph import ModelGraph, RopeSpec
 
 torch = pytest.importorskip("torch")
@@ -81,6 +82,7 @@ def test_what_no_time_was_left_for_is_an_empty_cell() -> None:
     here.run([16], Plan(4, 6, 7), deadline=0.0)
     (skipped,) = [r for r in here.records if isinstance(r, SkipRecord)]
     assert "no time was left" in skipped.reason
+    assert "--model tiny --positions 16 --baselines hf-eager" in skipped.command
     assert any(isinstance(r, NoteRecord) and "noise_floor" in r.values for r in here.records)
 
 
@@ -126,6 +128,22 @@ def test_the_table_of_the_document_is_that_of_the_committed_runs() -> None:
     docs = rivals.runs(ROOT / "reports" / "data" / "device")
     assert shown == rivals.table(docs)
     assert all("random weights" in doc["options"]["weights"] for doc in docs)
+
+
+def test_the_command_writes_and_checks_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table: begin -->\nold\n<!-- table: end -->\nafter\n")
+    argv = ["report", "--data", str(ROOT / "reports" / "data"), "--baselines", str(page)]
+    assert cli.main([*argv, "--check"]) == 1
+    assert cli.main(argv) == 0
+    assert cli.main([*argv, "--check"]) == 0
+    assert page.read_text().startswith("before\n<!-- table: begin -->\n| model | position |")
+    assert (
+        cli.main(
+            ["report", "--data", str(ROOT / "reports" / "data"), "--baselines", str(ROOT / "docs" / "baselines.md"), "--check"]
+        )
+        == 0
+    )
 
 
 def test_losses_and_empty_cells_are_shown() -> None:
