@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 from amk_bench.adversary.run import CLASSES, schedule_json
 from amk_core import _native
@@ -26,6 +27,11 @@ SECONDS = 20.0  # of processor time; far above what an answer takes
 MAX_MESSAGE = 4096  # characters of one finding: the input is not echoed
 SEEDS = 4  # schedules of a class in a corpus
 NUMBERS = (0, 1, -1, 2, 3, 255, 65_535, 65_536, 2**31 - 1, -(2**31), 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0.5, -0.0, 1e308, 2**64, 10**30, "", "x", "p[0]", "\ud800", "\0", [], [[]], [0], [[0, 1]], {}, {"id": 0},
+    {"start": 0, "length": 1}, {"start": {"stride": 1, "mod": 3}, "length": 1}, {"start": 0, "length": {"stride": 1}},
+)  # fmt: skip
 
 
 @contextmanager
@@ -159,6 +165,41 @@ def flip_body(rng: random.Random, data: bytes) -> bytes:
     head = 16 + 48 * n
     body = flip(rng, data[head:])
     return data[:head] + body[: len(data) - head].ljust(len(data) - head, b"\0")
+
+
+def change_json(rng: random.Random, text: bytes) -> bytes:
+    """One to three values of a JSON text replaced, removed, repeated, or exchanged for another part of it."""
+    try:
+        x = json.loads(text)
+    except (ValueError, RecursionError):
+        return flip(rng, text)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        places = list(_places(x))
+        if not places:
+            break
+        holder, key = rng.choice(places)
+        how = rng.random()
+        if how < 0.35:
+            holder[key] = rng.choice(NUMBERS)
+        elif how < 0.5:
+            holder[key] = rng.choice(VALUES)
+        elif how < 0.7:
+            other, at = rng.choice(places)
+            holder[key] = json.loads(json.dumps(other[at]))
+        elif how < 0.85:
+            del holder[key]
+        elif isinstance(holder, list):
+            holder[key:key] = [holder[key]] * rng.choice((1, 2, 40))
+        elif isinstance(holder[key], int):
+            holder[key] += rng.choice((-1, 1))
+    return json.dumps(x, separators=(",", ":")).encode()
+
+
+def _places(x: Any) -> Iterator[tuple[Any, Any]]:
+    """(holder, key or index) of every value inside."""
+    for key, inner in x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ():
+        yield x, key
+        yield from _places(inner)
 
 
 DOORS: Mapping[int, Callable[[bytes], object]] = {

@@ -7,6 +7,7 @@ namespace amk::validate {
 namespace {
 
 constexpr size_t kWitnesses = 8;
+constexpr i64 kWitnessTasks = 10'000'000;  // that a witness runs through
 constexpr i64 kFirstSteps = 8;  // steps written out before more are tried
 
 // Findings that other clocks could change.
@@ -30,15 +31,19 @@ void witnesses(const Model& m, Verdict& v, bool exact_steps) {
   for (size_t k = 0; k < v.report.findings.size() && v.witness.size() < kWitnesses; ++k) {
     Finding& f = v.report.findings[k];
     if (f.rule != kRace || f.task_a == f.task_b) continue;
+    if (!f.meet) continue;
     const i64 distance = f.step_b - f.step_a;
     std::vector<i64> done, count;
     bool both = false;
+    auto runs = [&](i64 i) {
+      return i + distance < m.steps && (i + distance + 1) * m.n <= kWitnessTasks && withheld(m, i32(f.task_a), i, i32(f.task_b), i + distance, done, count);
+    };
     if (exact_steps)
       both = withheld(m, i32(f.task_a), f.step_a, i32(f.task_b), f.step_b, done, count);
-    else
-      for (i64 i = 0; !both && i < 4 && i + distance < m.steps && m.n < 100000; ++i)
-        if ((both = withheld(m, i32(f.task_a), i, i32(f.task_b), i + distance, done, count))) f.step_a = i, f.step_b = i + distance;
-    if (both && f.undecided && !exact_steps) f.undecided = false;
+    else if (!(both = runs(f.step_a)))
+      for (i64 i = 0; !both && !f.moves && i < 4; ++i)  // bytes that stand still are met in every step
+        if ((both = runs(i))) f.step_a = i, f.step_b = i + distance;
+    if (both && !exact_steps) f.undecided = false;
     if (!both) continue;
     // what b waits for and has: the first wait on a counter that a signals
     for (i64 w = m.t.wait_off[f.task_b]; w < m.t.wait_off[f.task_b + 1]; ++w)

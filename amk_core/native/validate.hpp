@@ -43,6 +43,7 @@ struct Finding {
   Rule rule = kRef;
   std::string what;  // a short code, for example "RAW"; the Python side words it
   bool undecided = false;
+  bool meet = true, moves = false;  // RACE: the accesses are known to meet in these steps; another step may be another place
   i64 task_a = -1, task_b = -1, step_a = 0, step_b = 0;
   i64 buffer = -1, lo = 0, hi = 0;  // bytes inside the buffer
   i64 counter = -1, need = 0, have = 0;
@@ -98,6 +99,7 @@ struct Model {
   std::vector<i32> group_of;                     // per buffer: aliasing buffers share a group
   std::vector<char> readonly_;                   // per buffer
   std::vector<char> has_task;                    // unused queues have none
+  mutable i64 meetings = 0;                      // spent on the question where ranges meet
 
   bool load(Report&);  // REF and COUNT; false: stop here
   i64 pitch(i32 buffer) const { return t.buffers[buffer].cols * (t.buffers[buffer].bits / 4); }  // nibbles

@@ -10,6 +10,7 @@ namespace {
 
 constexpr i64 kDistances = 1 << 16;      // step distances tried one by one
 constexpr i64 kEnumeration = 1 << 21;    // points of an enumeration (moduli)
+constexpr i64 kAllMeetings = 300'000'000;  // points and distances of all pairs together: seconds
 
 struct Constraint {  // c + ci * i + ck * k >= 1
   i128 c, ci, ck;
@@ -160,6 +161,7 @@ Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
       if (most < 1) return {};
     }
     for (i64 k = k_min; k <= last && k < k_min + kDistances; ++k) {
+      if (++m.meetings > kAllMeetings) return {true, false, k_min, 0};
       const Steps s = feasible(cs, k, last);
       if (s.lo <= s.hi) return {true, exact, k, s.lo};
     }
@@ -177,11 +179,12 @@ Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
     period = std::min<i128>(m.steps, period / std::gcd(i64(period), i64(p)) * p);
   }
   const Values v(m, f, 4);
-  if (v.points * period * period > kEnumeration) return {true, false, k_min, 0};
+  if (v.points * period * period > kEnumeration || m.meetings > kAllMeetings) return {true, false, k_min, 0};
   std::vector<i64> values(m.t.variables.size(), 0);
   for (i64 k = k_min; k <= last && k < k_min + i64(period); ++k)
     for (i64 i = 0; i + k <= last && i < i64(period); ++i)
       if (v.any(m, values, [&] {
+            ++m.meetings;
             return !disjoint(range_at(m, x.rows, i, values), range_at(m, y.rows, i + k, values)) &&
                    !disjoint(range_at(m, x.cols, i, values), range_at(m, y.cols, i + k, values));
           }))

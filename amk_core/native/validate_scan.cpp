@@ -43,6 +43,7 @@ void Checker::race(i32 a, i64 ia, i32 b, i64 ib, i64 lo, i64 hi, bool undecided)
   const Access &x = m.acc[a], &y = m.acc[b];
   Finding f;
   f.rule = kRace, f.what = x.write() ? (y.write() ? "WAW" : "RAW") : "WAR", f.undecided = undecided;
+  f.meet = !undecided, f.moves = m.rects[x.rect].moves() || m.rects[y.rect].moves();
   f.task_a = x.task, f.task_b = y.task, f.step_a = ia, f.step_b = ib;
   f.buffer = m.rects[y.rect].buffer;
   const i64 base = m.t.buffers[f.buffer].offset;

@@ -5,7 +5,13 @@ Default: 7 160 schedules.  ``--quick``: 1 600 (says so).  ``--full``: 200 000, r
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +77,30 @@ def test_hardly_anything_is_undecided(rows: dict[str, attack.Row]) -> None:
     rest = [r for r in rows.values() if r.name not in attack.MAY_BE_UNDECIDED]
     assert rows["real_lowering"].undecided == 0
     assert sum(r.undecided + r.too_large for r in rest) <= UNDECIDED_SHARE * sum(r.n for r in rest)
+
+
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Killed in the middle, and the last line torn: the second run does the rest, and the table is that of one run."""
+    n, out = 3 * len(attack.CLASSES), tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "amk_bench.adversary.run", "--n", str(n), "--out", str(out)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(attack.__file__).parents[2])
+    while first.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 8):
+        time.sleep(0.02)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL, "the run ended before it was killed"
+    torn = out.read_bytes()
+    done = [json.loads(line)["row"]["name"] for line in torn.splitlines()[:8]]
+    out.write_bytes(torn[: torn.rfind(b"{") + 20])
+    judged: list[str] = []
+
+    def judge(s: Schedule) -> attack.Judgement:
+        judged.append("")
+        return attack.validator(s)
+
+    rows = attack.run(n, SEED, out=out, judge=judge)
+    assert 0 < len(judged) < n - len(done)
+    assert attack.table(rows) == attack.table(attack.run(n, SEED))
+    assert sum(r.n for r in rows) == n
 
 
 def test_the_run_has_the_promised_size(rows: dict[str, attack.Row], request: pytest.FixtureRequest) -> None:
