@@ -25,6 +25,7 @@ class Instruments:
         cache_bytes: the last cache before memory.
         meter: reads the device's state.
         make_flush: makes what empties the caches; called at most once.
+        reset: gives back cache lines that were set aside to persist.
         missing: why there is no bandwidth, None where there is one.
     """
 
@@ -33,6 +34,7 @@ class Instruments:
     cache_bytes: int
     meter: Meter
     make_flush: Callable[[], Callable[[], None]] | None = None
+    reset: Callable[[], None] = lambda: None
     missing: str | None = None
     _flush: Callable[[], None] | None = field(default=None, init=False)
 
@@ -55,8 +57,8 @@ class Instruments:
         if self._flush is None and self.make_flush is not None and known is not None:
             self._flush = self.make_flush()
         return dataclasses.replace(
-            plan, meter=self.meter, bandwidth=known, probe=self._again if known is not None else None, flush=self._flush,
-            energy_s=energy_s,
+            plan, meter=self.meter, bandwidth=known, reset=self.reset, probe=self._again if known is not None else None,
+            flush=self._flush, energy_s=energy_s,
         )  # fmt: skip
 
     def _again(self) -> Bandwidth:
@@ -76,20 +78,22 @@ def for_cpu(cpu: str, threads: int, folder: Path | None = None) -> Instruments:
 
 def for_cuda(device: Any, uuid: str = "", folder: Path | None = None, identity: Mapping[str, Any] | None = None) -> Instruments:
     """Of a card (:class:`amk_core.vm.driver.Device`); ``uuid`` finds it in NVML, ``identity``: what else counts."""
-    from amk_bench.coldness import CudaFlush
-    from amk_bench.nvml import NvmlMeter, NvmlMissing
+    from amk_bench.coldness import CudaFlush, reset_persisting_l2
+    from amk_bench.nvml import NvmlMeter, NvmlMissing, uuid_of
 
     facts = device.facts
     meter: Meter
     settings: dict[str, str] = {}
     try:
-        card = NvmlMeter(uuid)
+        card = NvmlMeter(uuid or uuid_of(device))
         meter, settings = card, card.policy()
     except NvmlMissing:
         meter = NoMeter()
     told = {"device": facts.name, "sms": facts.sms, "driver": facts.driver, **settings, **(identity or {})}
     kept = probes.cache_file(folder or home(), told)
-    return Instruments(lambda: probes.probe_cuda(device), kept, facts.l2_bytes, meter, lambda: CudaFlush(device))
+    return Instruments(
+        lambda: probes.probe_cuda(device), kept, facts.l2_bytes, meter, lambda: CudaFlush(device), reset_persisting_l2
+    )
 
 
 def for_this_card() -> Instruments:

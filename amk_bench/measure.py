@@ -44,6 +44,7 @@ class Plan:
         meter: reads the device's state around each block.
         bandwidth: what the device reads from memory; without it there is no physical floor, and the result says so.
         probe: measures the bandwidth again, asked before a time is called impossible.
+        reset: gives back cache lines that were set aside to persist; runs untimed before each call.
         flush: empties the caches; used before each call where a working set is below four of them.
         slack: for engines in lower precision than the reference: how far below the reference's best logit a chosen one may lie,
             as a share of the largest (:func:`amk_bench.engine.chains_agree`).
@@ -59,6 +60,7 @@ class Plan:
     meter: Meter = field(default_factory=NoMeter)
     bandwidth: Bandwidth | None = None
     probe: Callable[[], Bandwidth] | None = None
+    reset: Callable[[], None] = lambda: None
     flush: Callable[[], None] | None = None
     energy_s: float = 0.0
     slack: float = 0.0
@@ -161,6 +163,7 @@ def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock, clock_b: 
     def before() -> None:
         a.rewind()
         b.rewind()
+        plan.reset()
         if flush is not None:
             flush()
         plan.settle()

@@ -106,3 +106,20 @@ def policy_of(uuid: str, library: Any = None) -> dict[str, str]:
         return NvmlMeter(uuid, library=library).policy()
     except NvmlMissing:
         return {}
+
+
+def uuid_of(device: Any) -> str:
+    """The name under which NVML finds the card of an :class:`amk_core.vm.driver.Device`; "" where the driver does not tell.
+
+    CUDA and NVML count cards differently: ``CUDA_VISIBLE_DEVICES`` hides cards from the one and not from the other.
+    """
+    import uuid
+
+    from amk_core.vm.driver import CudaError, call
+
+    device.activate()
+    try:
+        raw = bytes(call("cuDeviceGetUuid", call("cuCtxGetDevice")).bytes)
+    except (CudaError, AttributeError):
+        return ""
+    return f"GPU-{uuid.UUID(bytes=raw)}"

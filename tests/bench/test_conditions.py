@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from amk_bench import nvml
 from amk_bench.conditions import POWER_CAPPED, CpuMeter, NoMeter, Reading, joules, summary
 from amk_bench.nvml import NvmlMeter, NvmlMissing
+from amk_core.vm import driver
 
 
 class FakeNvml:
@@ -75,6 +77,26 @@ def test_no_library_and_no_card_say_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with pytest.raises(NvmlMissing, match="pip install nvidia-ml-py"):
         NvmlMeter()
+
+
+def test_a_card_is_found_by_the_name_that_nvidia_smi_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        def activate(self) -> None:
+            pass
+
+    def call(name: str, *args: Any) -> Any:
+        if name == "cuCtxGetDevice":
+            return 7
+        assert (name, args) == ("cuDeviceGetUuid", (7,))
+        return types.SimpleNamespace(bytes=bytes(range(16)))
+
+    def refuse(name: str, *args: Any) -> Any:
+        raise driver.CudaError(name)
+
+    monkeypatch.setattr(driver, "call", call)
+    assert nvml.uuid_of(Device()) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    monkeypatch.setattr(driver, "call", refuse)
+    assert nvml.uuid_of(Device()) == ""
 
 
 def test_a_card_that_lives_at_its_power_limit_is_labelled_and_measured() -> None:

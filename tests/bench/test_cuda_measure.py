@@ -158,7 +158,7 @@ def test_a_flush_evicts_and_its_own_time_is_outside(device: Device, stream: Any,
 
 def test_the_card_tells_its_state(device: Device, spin: Spin) -> None:
     try:
-        meter = nvml.NvmlMeter()
+        meter = nvml.NvmlMeter(nvml.uuid_of(device))
     except nvml.NvmlMissing as error:
         pytest.skip(str(error))
     seen = meter.read()

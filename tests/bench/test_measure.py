@@ -220,11 +220,14 @@ def test_before_a_time_is_called_impossible_the_memory_is_measured_again() -> No
 
 def test_small_working_sets_are_flushed_before_each_call_and_large_ones_are_not() -> None:
     for size, calls in ((3_000_000, 4 * PLAN.blocks), (4_000_000, 0), (0, 0)):
-        clock, flushes = Clock(), []
-        plan = dataclasses.replace(PLAN, bandwidth=CPU, flush=lambda done=flushes: done.append(1))
+        clock, flushes, resets = Clock(), [], []
+        plan = dataclasses.replace(
+            PLAN, bandwidth=CPU, flush=lambda done=flushes: done.append(1), reset=lambda done=resets: done.append(1)
+        )
         where = dataclasses.replace(cell(), ours_bytes=size, baseline_bytes=size)
         record, _ = compare(Honest(clock, 0.01), Honest(clock, 0.05, "slow"), where, plan, clock, 0.01, score)
         assert len(flushes) == calls
+        assert len(resets) == 4 * PLAN.blocks
         assert ("flushed before each call" in record.cache) == bool(calls)
 
 
