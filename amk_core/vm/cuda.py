@@ -18,6 +18,7 @@ from amk_core.vm import LaunchAborted, LaunchResult, VmFault, nvrtc
 from amk_core.vm.control import MAX_VARIABLES, Control
 from amk_core.vm.device_memory import DeviceBuffers
 from amk_core.vm.driver import CudaError, Device, Graph, HostMemory, Memory, call, finished, pointers
+from amk_core.vm.launch_ranges import LaunchRanges
 from amk_core.vm.plan import UNIT_BYTES, Build, Dims, ProgramError, plan_build
 from amk_core.vm.program import COUNTER_STRIDE, LAUNCH, build_program
 from amk_core.vm.token_ring import TokenRing
@@ -71,6 +72,7 @@ class CudaVM:
         self._s = s = tables.unpack(data)
         self._device, facts = device, device.facts
         self._dims = dims = Dims.of(s)
+        self._ranges = LaunchRanges(s, dims.rows // dims.chunk, dims.chunk)
         if not facts.cooperative:
             raise CudaError(f"{facts.name} has no cooperative launch, which the device VM needs; use backend='cpu'")
         if facts.driver // 1000 < nvrtc.version()[0]:
@@ -132,7 +134,7 @@ class CudaVM:
         self._fed = int(p["token"][0]) if len(ids) else -1
         self._feed = HostMemory(device, 4 * self._sequences)
         if self._out is not None:
-            self.memory.mirror(self._out, fresh=True)  # poll() fills it, whenever it is asked for first
+            self.memory.mirror(self._out, fresh=False)  # poll() fills it, whenever it is asked for first
 
     def close(self) -> None:
         """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""
@@ -184,42 +186,13 @@ class CudaVM:
             raise ValueError("a launch is in flight; wait for it or abort it first")
         if perturb_seed is not None:
             raise ValueError("the CUDA VM cannot perturb its timing; leave perturb_seed out")
-        self._check(steps, variables)
+        self._ranges.check(steps, variables)
         self._device.activate()
         if poison:
             self.memory.poison(self._stream)
         self.memory.upload(self._stream, poisoned=poison)
         self.enqueue(steps, variables, spin_timeout_s)
         self._running = True
-
-    def _check(self, steps: int, variables: Sequence[int]) -> None:
-        s, d = self._s, self._dims
-        if not 1 <= steps <= s.steps:
-            raise ValueError(f"steps is {steps}, required is 1 to {s.steps}")
-        ranges = [(v.min, v.max) for v in s.variables for _ in range(v.count)]
-        if len(variables) != len(ranges):
-            raise ValueError(f"{len(variables)} launch variables given, required are {len(ranges)}")
-        for i, (x, (lo, hi)) in enumerate(zip(variables, ranges, strict=True)):
-            if not lo <= x <= hi:
-                raise ValueError(f"launch variable {i} is {x}, its declared range is {lo} to {hi}")
-        if not hasattr(self, "_geometries"):
-            c, found = s.columns, set()
-            for name in ("qkv", "attn"):
-                _, p = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME[name])
-                found |= set(zip(p["pos_var"].tolist(), p["ctx"].tolist(), p["partial"].tolist(), strict=True))
-            self._geometries = found
-        batch = d.rows // d.chunk
-        for pos_var, ctx, partial in self._geometries:
-            for seq in range(batch):
-                p0, n = int(variables[pos_var + seq]), int(variables[pos_var + batch + seq])
-                tokens = min(n, steps * d.chunk)
-                if p0 < 0 or n < 0 or p0 + tokens > ctx:
-                    raise ValueError(f"sequence {seq}: {n} tokens from position {p0} do not fit {ctx} positions")
-                if partial == 0 and tokens < steps * d.chunk:
-                    raise ValueError(
-                        f"sequence {seq} has {n} active tokens, but the schedule promises a row for each of {steps * d.chunk}; "
-                        "launch fewer steps, or lower with partial accesses"
-                    )
 
     def _arm(self, steps: int, variables: Sequence[int]) -> None:
         """What the next launch finds: no halt, no fault, its variables, its place in the ring."""
@@ -260,7 +233,7 @@ class CudaVM:
         """
         if self._running:
             raise ValueError("a launch is in flight; wait for it or abort it first")
-        self._check(steps, variables)
+        self._ranges.check(steps, variables)
         return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s, feed=feed), steps)
 
     def replay(self, graph: Graph, variables: Sequence[int], first: Sequence[int] | None = None) -> None:
@@ -269,7 +242,7 @@ class CudaVM:
             raise ValueError("a launch is in flight; wait for it or abort it first")
         if first is not None:
             self._feed.bytes.view(np.int32)[:] = first
-        self._check(graph.steps, variables)
+        self._ranges.check(graph.steps, variables)
         self._arm(graph.steps, variables)
         graph.launch(self._stream)
         self._running = True
@@ -357,7 +330,7 @@ class CudaVM:
         self, steps: int, variables: Sequence[int], repeats: int, spin_timeout_s: float = SPIN_TIMEOUT_S, refresh: bool = True
     ) -> list[float]:
         """Seconds of device time of each of ``repeats`` launches (events around the cooperative launch alone)."""
-        self._check(steps, variables)
+        self._ranges.check(steps, variables)
         self._device.activate()
         first, last = call("cuEventCreate", 0), call("cuEventCreate", 0)
         start, out = self.start_kernel, []

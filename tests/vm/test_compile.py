@@ -19,6 +19,7 @@ from amk_core.vm.plan import Dims, ProgramError, plan_build
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
 
 SPILL_LIMIT_BYTES = 64  # a spilled value is read through L1, which every acquire empties: none in the decode path
+SPILL_LIMIT_16_ROWS_BYTES = 512  # prompts and batches of 16: more rows than registers
 REGISTER_LIMIT = 168  # 12 warps of 168 registers fill the register file of an SM
 MODEL = "smollm2-135m"
 
@@ -43,6 +44,13 @@ def test_fast_compiles_for_every_architecture_without_spills(arch: str, cache: P
     assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
     assert 0 < kernel.registers <= REGISTER_LIMIT
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+@pytest.mark.parametrize(("model", "arch"), [("smollm2-135m", "sm_80"), ("llama-3.1-8b", "sm_90")])
+def test_sixteen_rows_spill_no_more_than_is_stated(model: str, arch: str, cache: Path) -> None:
+    build = plan_build(Dims.of(schedule(model, purpose="prefill", chunk=16)), arch, smem(arch))
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_16_ROWS_BYTES
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
