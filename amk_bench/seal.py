@@ -55,6 +55,8 @@ def _state(value: Any) -> object:
         return value, tuple((k, _state(v) if isinstance(v, FunctionType) else v) for k, v in members)
     if isinstance(value, bool | int | float | str | tuple | frozenset):
         return value
+    if isinstance(value, dict | list):
+        return id(value), repr(value)
     return id(value)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from amk_bench import clock as clock_module
-from amk_bench import stats, verdict
+from amk_bench import paired, stats, verdict
 from amk_bench.clock import Sample
 from amk_bench.paired import Pair, PairPlan, measure_pair
 from amk_bench.results import LatencyRecord
@@ -383,6 +383,20 @@ def test_timer_or_statistics_are_patched(monkeypatch: pytest.MonkeyPatch, module
     record = judged(clock, wrapped(clock, patch))
     monkeypatch.undo()
     refused(record, f"instruments were changed while it ran: {module.__name__}.{name}")
+
+
+def test_a_limit_is_raised_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, count = Clock(), [0]
+
+    def raise_limit(w: F, x: F, out: F) -> F:
+        count[0] += 1
+        if count[0] == 50:
+            monkeypatch.setitem(paired.LIMITS, "fp32", 0.5)
+        return out
+
+    record = judged(clock, wrapped(clock, raise_limit))
+    monkeypatch.undo()
+    refused(record, "amk_bench.paired.LIMITS")
 
 
 @pytest.mark.parametrize(
