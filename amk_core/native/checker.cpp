@@ -12,7 +12,7 @@ namespace {
 using Wide = __int128;
 constexpr int32_t kNone = INT32_MIN;         // minus infinity
 constexpr size_t kMaxErrors = 8;
-constexpr int64_t kDenseEntries = 1 << 26;   // above: binary search in the sparse rows
+constexpr int64_t kDenseEntries = 1 << 28;   // above: binary search in the sparse rows
 constexpr int64_t kExactValues = 256;        // launch variables are enumerated up to here, above bounded by their ends
 constexpr int64_t kExactSteps = 512;         // the same for pairs of steps
 constexpr int64_t kMaxCells = 1 << 22;
@@ -170,6 +170,7 @@ class Checker {
       for (int64_t k = 0; k < n_rows; ++k)
         for (int64_t x = z.row_off[k]; x < z.row_off[k + 1]; ++x) dense_[k * Q + z.row_queue[x]] = z.row_value[x];
     }
+    sort_producers();
     for (int64_t q = 0; q < Q; ++q)
       for (int64_t i = 0; i < steps; ++i)
         for (int64_t j = 0; j < len_[q]; ++j) local_rule(q, i, j);
@@ -183,50 +184,143 @@ class Checker {
     const int32_t before = at(q, j ? j - 1 : len_[q] - 1);
     const int64_t before_step = z.unroll && j == 0 ? i - 1 : i;
     if (!first && z.row[before_step * n + before] == k) return;  // the same clock as the task before it
-    std::vector<int64_t> open;
+    const bool one_wait = t.wait_off[b + 1] - t.wait_off[b] == 1;
+    const int64_t w0 = t.wait_off[b];
+    const std::array<int64_t, 4> input{k, first ? -1 - z.row[before_step * n + before] : z.row[before_step * n + before], one_wait ? t.wait_counter[w0] : -1,
+                                       one_wait ? (i + t.wait_e[w0]) * t.counters[t.wait_counter[w0]] + t.wait_t[w0] : 0};
+    auto& known = proved_[(k * 31 + (one_wait ? t.wait_counter[w0] : 0)) & (proved_.size() - 1)];
+    if (one_wait && known == input) return;  // proved for another queue, with its own entry
+    open_.clear();
     for (int64_t x = z.row_off[k]; x < z.row_off[k + 1]; ++x) {
       const int32_t r = z.row_queue[x], v = z.row_value[x];
-      if (r == q || (z.unroll && v == 0)) continue;
+      if (z.unroll && v == 0) continue;
       int64_t y = z.unroll && first ? kNone : plus(before, before_step, r);
       if (!z.unroll && first && y != kNone) y -= len_[r];
-      if (y == kNone || v > y) open.push_back(x);
+      if (r == q || y == kNone || v > y) open_.push_back(x);
     }
-    for (int64_t w = t.wait_off[b]; w < t.wait_off[b + 1] && !open.empty(); ++w) {
-      const int64_t since = z.unroll ? i + t.wait_e[w] : t.wait_e[w];
-      if (z.unroll && since < 0) continue;
-      const auto& holds = wait_rule(k, t.wait_counter[w], since * t.counters[t.wait_counter[w]] + t.wait_t[w]);
-      std::erase_if(open, [&](int64_t x) { return holds[x - z.row_off[k]]; });
-    }
-    if (!open.empty()) error("certificate: the clock of task " + num(b) + " for queue " + num(z.row_queue[open[0]]) + " does not follow");
+    for (const bool at_a_glance : {true, false})
+      for (int64_t w = w0; w < t.wait_off[b + 1] && !open_.empty(); ++w) {
+        const int32_t c = t.wait_counter[w];
+        const int64_t since = z.unroll ? i + t.wait_e[w] : t.wait_e[w];
+        if (z.unroll && since < 0) continue;
+        const int64_t need = since * t.counters[c] + t.wait_t[w];
+        const Reach reach = at_a_glance ? reached(c, z.unroll ? need : t.wait_t[w]) : Reach{};
+        std::erase_if(open_, [&](int64_t x) {
+          const int32_t r = z.row_queue[x], v = z.row_value[x];
+          return at_a_glance ? follows(reach, r, v, t.wait_e[w]) : r != q && counted(c, need, r, v);
+        });
+      }
+    if (open_.empty() && one_wait) known = input;
+    for (int64_t x : open_)
+      if (z.row_queue[x] != q) return error("certificate: the clock of task " + num(b) + " for queue " + num(z.row_queue[x]) + " does not follow");
+  }
+  std::vector<int64_t> open_;  // entries of a row that are still to be proved
+  std::vector<std::array<int64_t, 4>> proved_ = std::vector<std::array<int64_t, 4>>(1 << 16, {-1, 0, 0, 0});
+
+  // The rule itself: fewer than `need` of the counter's signals can be there while queue r has not come to v.
+  bool counted(int32_t c, int64_t need, int32_t r, int64_t v) const {
+    Wide low = 0;
+    for (int64_t step = 0; step < std::max<int64_t>(1, z.unroll); ++step)
+      for (int64_t s = producer_off_[c]; s < producer_off_[c + 1]; ++s) {
+        const auto [p, w] = producers_[s];
+        const int64_t y = plus(p, step, r);
+        if (y == kNone && !z.unroll) return false;
+        low += z.unroll ? (y < v ? w : 0) : Wide(w) * ceil_div(v - y, len_[r]);
+      }
+    return low < need;
   }
 
-  std::map<std::array<int64_t, 3>, std::vector<char>> wait_memo_;
-  // Which entries of clock row k follow from a wait for `need` on counter c.
-  const std::vector<char>& wait_rule(int32_t k, int32_t c, int64_t need) {
-    auto [it, fresh] = wait_memo_.try_emplace({k, c, need});
-    if (!fresh) return it->second;
-    const int64_t first = z.row_off[k], size = z.row_off[k + 1] - first;
-    std::vector<char> holds(size_t(size), 1);
-    std::vector<Wide> low(size_t(size), 0);
-    for (int64_t s = producer_off_[c]; s < producer_off_[c + 1]; ++s) {
-      const auto [p, w] = producers_[s];
-      for (int64_t step = 0; step < std::max<int64_t>(1, z.unroll); ++step) {
-        const int32_t* dense = dense_.empty() ? nullptr : &dense_[size_t(z.row[step * n + p]) * Q];
-        for (int64_t x = 0; x < size; ++x) {
-          const int32_t r = z.row_queue[first + x];
-          const int64_t v = z.row_value[first + x];
-          const int64_t y = dense && !z.unroll && r != queue_[p] ? dense[r] : plus(p, step, r);
-          if (z.unroll)
-            low[x] += y < v ? w : 0;
-          else if (y == kNone)
-            holds[x] = 0;
-          else if (const int64_t d = v - y; d > 0 || d <= -len_[r])
-            low[x] += Wide(w) * ceil_div(d, len_[r]);
+  // The same at a glance, where it is clear: of the producers in replay order the first few bring the counter to the threshold and not
+  // beyond it; one of them has r at v (`most`), and so have all others (`least`).  Then what is missing at v is less than the threshold.
+  // Periodic, all have to be within a step of v as well (`all`).
+  struct Reach {
+    const int32_t *most = nullptr, *least = nullptr, *all = nullptr;                // rows, null: nobody
+    int32_t queue = -1, most_own = 0, least_own = 0, all_own = 0;                   // what replaces the entry of this queue
+  };
+  bool follows(const Reach& reach, int32_t r, int64_t v, int32_t e) const {
+    if (!reach.most) return false;
+    auto entry = [&](const int32_t* row, int32_t own) { return r == reach.queue ? own : row[r]; };
+    if (!z.unroll && e) v += len_[r];
+    if (v > entry(reach.most, reach.most_own) || (reach.least && v > entry(reach.least, reach.least_own))) return false;
+    const int32_t lowest = entry(reach.all, reach.all_own);
+    return z.unroll || (lowest != kNone && v - len_[r] <= lowest);
+  }
+
+  struct Sorted {  // the producers of a counter in replay order
+    std::vector<int32_t> task;
+    std::vector<int64_t> sum;     // of the signals up to each
+    int32_t queue = -1;           // of all of them; -1: several
+    bool grows = true;            // one queue: clocks never fall
+    std::vector<int64_t> cut;     // several: thresholds, ascending
+    std::vector<int32_t> most, least, all;  // rows, per threshold
+  };
+  std::vector<Sorted> sorted_;
+
+  const int32_t* row_at(int32_t task) const { return &dense_[size_t(z.row[task]) * Q]; }
+
+  void sort_producers() {
+    if (dense_.empty() || z.unroll > 1) return;
+    sorted_.resize(t.counters.size());
+    std::vector<char> waited(t.counters.size(), 0);
+    for (size_t w = 0; w < t.wait_counter.size(); ++w) waited[t.wait_counter[w]] = 1;
+    for (int32_t b : z.replay)
+      for (int64_t s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s)
+        if (auto& o = sorted_[t.sig_counter[s]]; waited[t.sig_counter[s]]) {
+          o.queue = o.task.empty() || o.queue == queue_[b] ? queue_[b] : -1;
+          o.sum.push_back((o.sum.empty() ? 0 : o.sum.back()) + t.sig_amount[s]), o.task.push_back(b);
         }
+    for (auto& o : sorted_)
+      for (size_t k = 1; k < o.task.size() && o.queue >= 0 && o.grows; ++k) {
+        const int32_t *x = row_at(o.task[k - 1]), *y = row_at(o.task[k]);
+        for (int64_t r = 0; r < Q && x != y; ++r) o.grows &= x[r] <= y[r] || r == o.queue;
       }
+    for (size_t w = 0; w < t.wait_counter.size(); ++w)
+      if (auto& o = sorted_[t.wait_counter[w]]; o.queue < 0) o.cut.push_back(t.wait_t[w]);
+    for (auto& o : sorted_) {
+      std::sort(o.cut.begin(), o.cut.end());
+      o.cut.erase(std::unique(o.cut.begin(), o.cut.end()), o.cut.end());
+      if (!o.cut.empty()) reach_several(o);
     }
-    for (int64_t x = 0; x < size; ++x) holds[x] = holds[x] && low[x] < need;
-    return it->second = std::move(holds);
+  }
+
+  void reach_several(Sorted& o) {
+    const int64_t n_cuts = int64_t(o.cut.size()), count = int64_t(o.task.size());
+    o.most.resize(n_cuts * Q), o.least.resize(n_cuts * Q);
+    std::vector<int32_t> row(static_cast<size_t>(Q), kNone);
+    auto first_beyond = [&](int64_t k) { return std::upper_bound(o.sum.begin(), o.sum.end(), o.cut[k]) - o.sum.begin(); };
+    auto pass = [&](int64_t p, auto better) {  // a producer's row, its own entry its position
+      const int32_t* v = row_at(o.task[p]);
+      const int32_t own = queue_[o.task[p]], keep = row[own];
+      for (int64_t r = 0; r < Q; ++r) row[r] = better(row[r], v[r]);
+      row[own] = better(keep, pos_[o.task[p]] + 1);
+    };
+    int64_t p = 0;
+    for (int64_t k = 0; k < n_cuts; ++k) {
+      for (; p < first_beyond(k); ++p) pass(p, [](int32_t a, int32_t b) { return std::max(a, b); });
+      std::copy(row.begin(), row.end(), o.most.begin() + k * Q);
+    }
+    row.assign(size_t(Q), INT32_MAX), p = count;
+    for (int64_t k = n_cuts; k-- > 0;) {
+      for (; p > first_beyond(k); --p) pass(p - 1, [](int32_t a, int32_t b) { return std::min(a, b); });
+      std::copy(row.begin(), row.end(), o.least.begin() + k * Q);
+    }
+    for (; p > 0; --p) pass(p - 1, [](int32_t a, int32_t b) { return std::min(a, b); });
+    o.all = std::move(row);
+  }
+
+  Reach reached(int32_t c, int64_t threshold) const {
+    if (sorted_.empty() || sorted_[c].task.empty()) return {};
+    const Sorted& o = sorted_[c];
+    if (o.queue < 0) {
+      const int64_t k = std::lower_bound(o.cut.begin(), o.cut.end(), threshold) - o.cut.begin();
+      if (o.cut[k] < o.sum[0]) return {};  // the first signal alone is beyond it
+      return {&o.most[k * Q], &o.least[k * Q], o.all.data()};
+    }
+    const int64_t k = std::upper_bound(o.sum.begin(), o.sum.end(), threshold) - o.sum.begin();
+    if (!o.grows || k == 0) return {};
+    auto own = [&](int64_t p) { return pos_[o.task[p]] + 1; };
+    const bool last = k == int64_t(o.task.size());
+    return {row_at(o.task[k - 1]), last ? nullptr : row_at(o.task[k]), row_at(o.task[0]), o.queue, own(k - 1), last ? 0 : own(k), own(0)};
   }
 
   // a of step i is certainly over when b of step i + k starts (written out: for one i, else for all)
@@ -392,13 +486,14 @@ class Checker {
   }
 
   void conflicts() {
-    std::vector<std::vector<Acc>> by_buffer(t.buffers.size());
+    std::vector<std::vector<Acc>> by_buffer(t.buffers.size()), tag_writers(t.buffers.size());
     std::map<std::array<int64_t, 8>, int32_t> classes;
     for (int32_t b : z.replay)
       for (int64_t a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {
         Acc x{b, t.acc_buffer[a], (t.acc_flags[a] & kWrite) != 0, line(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a]),
               line(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a])};
         if (t.pools[t.buffers[x.buffer].pool].per_queue) continue;  // each queue has its own instance
+        if (t.buffers[x.buffer].tagged && x.write) tag_writers[x.buffer].push_back(x);
         if (t.buffers[x.buffer].tagged && (x.write || t.acc_flags[a] & (kPrevEpoch | kMaybe))) continue;
         if (!x.rows.moves && !x.cols.moves && (!x.rows.a.length || !x.cols.a.length)) continue;
         if (x.rows.moves) x.row_class = classes.try_emplace(x.rows.key(), int32_t(classes.size())).first->second;
@@ -420,7 +515,7 @@ class Checker {
         const int32_t b = order[k];
         reach = std::max(reach, end(b));
         if (t.buffers[b].tagged) {
-          tagged(by_buffer[b], b);
+          tagged(by_buffer[b], tag_writers[b]);
           continue;
         }
         one &= group.empty() || by_buffer[b].empty();
@@ -532,17 +627,13 @@ class Checker {
   }
 
   // A reader of this step's tag cannot end before its writers: replay must have run them.
-  void tagged(const std::vector<Acc>& reads, int32_t buffer) {
-    if (reads.empty()) return;
-    for (int64_t b = 0; b < n; ++b)
-      for (int64_t a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {
-        if (t.acc_buffer[a] != buffer || !(t.acc_flags[a] & kWrite)) continue;
-        const Acc w{int32_t(b), buffer, true, line(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a]), line(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a])};
-        for (const auto& r : reads) {
-          bool hit = t.steps > kExactSteps;
-          for (int64_t i = 0; i < t.steps && !hit; ++i) hit = overlap(w, i, r, i);
-          if (hit && rank_[b] >= rank_[r.task]) error("certificate: replay runs task " + num(r.task) + " before task " + num(b) + " wrote its tagged data");
-        }
+  void tagged(const std::vector<Acc>& reads, const std::vector<Acc>& writes) {
+    for (const auto& w : writes)
+      for (const auto& r : reads) {
+        if (rank_[w.task] < rank_[r.task]) continue;
+        bool hit = t.steps > kExactSteps;
+        for (int64_t i = 0; i < t.steps && !hit; ++i) hit = overlap(w, i, r, i);
+        if (hit) error("certificate: replay runs task " + num(r.task) + " before task " + num(w.task) + " wrote its tagged data");
       }
   }
 };

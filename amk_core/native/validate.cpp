@@ -6,8 +6,9 @@
 namespace amk::validate {
 namespace {
 
-constexpr size_t kWitnesses = 8;
-constexpr i64 kWitnessTasks = 10'000'000;  // that a witness runs through
+constexpr i64 kWitnessWork = 20'000'000;  // tasks run to find witnesses, for one verdict
+constexpr i64 kWitnessAhead = 20'000;     // tasks of a run in which queues may be steps ahead of the two that are held back
+constexpr i64 kWitnessSteps = 4;          // first steps of a pair that are tried where every step is meant
 constexpr i64 kFirstSteps = 8;  // steps written out before more are tried
 
 // Findings that other clocks could change.
@@ -28,20 +29,29 @@ bool definite(const Report& r) {
 }
 
 void witnesses(const Model& m, Verdict& v, bool exact_steps) {
-  for (size_t k = 0; k < v.report.findings.size() && v.witness.size() < kWitnesses; ++k) {
+  i64 work = 0;
+  std::vector<i64> done, count;
+  // A queue that runs ahead may bring what a task waits for: more and more of that is allowed.
+  auto reach = [&](i32 a, i64 ia, i32 b, i64 ib) {
+    const i64 least = std::max(ia, ib) + 1;
+    for (i64 ahead = 0; work == 0 || work < kWitnessWork; ahead = ahead ? 2 * ahead : 1) {
+      const i64 steps = std::min(least + ahead, m.steps);
+      if (ahead && steps * m.n > kWitnessAhead) return false;
+      work += steps * m.n;
+      if (withheld(m, a, ia, b, ib, steps, done, count)) return true;
+      if (steps == m.steps) return false;
+    }
+    return false;
+  };
+  for (size_t k = 0; k < v.report.findings.size(); ++k) {
     Finding& f = v.report.findings[k];
     if (f.rule != kRace || f.task_a == f.task_b) continue;
     if (!f.meet) continue;
     const i64 distance = f.step_b - f.step_a;
-    std::vector<i64> done, count;
     bool both = false;
-    auto runs = [&](i64 i) {
-      return i + distance < m.steps && (i + distance + 1) * m.n <= kWitnessTasks && withheld(m, i32(f.task_a), i, i32(f.task_b), i + distance, done, count);
-    };
-    if (exact_steps)
-      both = withheld(m, i32(f.task_a), f.step_a, i32(f.task_b), f.step_b, done, count);
-    else if (!(both = runs(f.step_a)))
-      for (i64 i = 0; !both && !f.moves && i < 4; ++i)  // bytes that stand still are met in every step
+    auto runs = [&](i64 i) { return i + distance < m.steps && reach(i32(f.task_a), i, i32(f.task_b), i + distance); };
+    if (!(both = runs(f.step_a)) && !exact_steps)
+      for (i64 i = 0; !both && !f.moves && i < kWitnessSteps; ++i)  // bytes that stand still are met in every step
         if ((both = runs(i))) f.step_a = i, f.step_b = i + distance;
     if (both && !exact_steps) f.undecided = false;
     if (!both) continue;

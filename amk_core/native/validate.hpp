@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -132,8 +133,8 @@ struct TagWaits {              // reader task -> virtual counters; a virtual cou
 TagWaits tag_waits(const Model&);
 Run greedy(const Model&, const TagWaits&);
 void deadlock(const Model&, const TagWaits&, const Run&, Report&);
-// Runs everything except a (step ia) and b (step ib); true when both are enabled in the end.
-bool withheld(const Model&, i32 a, i64 ia, i32 b, i64 ib, std::vector<i64>& completed, std::vector<i64>& count);
+// Runs so many steps of everything except a (step ia) and b (step ib); true when both are enabled in the end.
+bool withheld(const Model&, i32 a, i64 ia, i32 b, i64 ib, i64 steps, std::vector<i64>& completed, std::vector<i64>& count);
 
 // ---- clocks
 struct Clocks {
@@ -183,8 +184,14 @@ struct Box {
   i32 id;  // whatever the caller numbers
 };
 struct Cell {
-  i64 lo, hi;            // nibbles in the pool: the first piece
-  std::vector<i32> ids;  // ascending
+  i64 lo, hi;               // nibbles in the pool: the first piece
+  std::span<const i32> ids;  // ascending
+};
+struct Cells {
+  std::vector<Cell> cells;
+  std::vector<i32> ids;  // what the cells point to
+  auto begin() const { return cells.begin(); }
+  auto end() const { return cells.end(); }
 };
 struct Shape {           // a concrete rectangle in elements of its buffer
   i32 buffer;
@@ -192,7 +199,7 @@ struct Shape {           // a concrete rectangle in elements of its buffer
   i32 id;
 };
 // Cells of the given concrete rectangles (of one group); false: over budget.  outward: round to bytes.
-bool cells(const Model&, const std::vector<Shape>&, bool outward, std::vector<Cell>&);
+bool cells(const Model&, const std::vector<Shape>&, bool outward, Cells& out);
 
 // ---- overlap
 inline constexpr i64 kTagSteps = 64;      // steps written out for rules that look at every one
@@ -257,6 +264,7 @@ struct Checker {
   i64 alias_checks = 0;
   bool covered(const Group&, i32 access, bool& flow_ok);
   void tagged(const Group&);
+  bool together(class Bundles&, i32 list, const std::vector<Item>& writers, i64 span, bool initial, std::vector<char>& was_read);
   void readonly();
   void stop();
   void outputs();
@@ -283,7 +291,13 @@ class Bundles {
   Bundles(Checker&, const std::vector<i32>& rects);
   bool listed(i32 k) const { return !lists_[k].acc.empty(); }           // its reads are in a list
   const std::vector<i32>& writes(i32 k) const { return lists_[k].writes; }
+  const std::vector<i32>& reads(i32 k) const { return lists_[k].acc; }
+  i32 last(i32 k) const { return lists_[k].index.back(); }  // in the replay
   bool scan(const std::vector<Item>& items, const std::vector<i32>& lists, const Checker::ScanOptions&);
+  Bundle& get(i32 list, i32 lo, i32 hi);
+  bool after(const Bundle&, i32 a, i64 later) const;
+  bool before(Bundle&, i32 w, i64 later) const;
+  void feed(Bundle&, i32 w);
 
  private:
   struct List {
@@ -311,11 +325,7 @@ class Bundles {
   std::vector<Item> reads_;
   std::vector<Open> open_;
   std::vector<i32> at_;
-  Bundle& get(i32 list, i32 lo, i32 hi);
   void build(Bundle&);
-  bool after(const Bundle&, i32 a, i64 later) const;
-  bool before(Bundle&, i32 w, i64 later) const;
-  void feed(Bundle&, i32 w);
 };
 
 // ---- verdict

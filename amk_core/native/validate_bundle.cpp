@@ -5,7 +5,7 @@
 // one comparison, or one per queue.  Bundles only prove that a cell is in order; what they cannot prove is scanned access by access.
 #include <algorithm>
 
-#include "validate.hpp"
+#include "validate_rows.hpp"
 
 namespace amk::validate {
 namespace {
@@ -69,7 +69,7 @@ void Bundles::build(Bundle& b) {
     const i32* v = c.clocks.value.data() + row;
     if (row != shared) {
       const i32 keep = low[own];
-      for (i32 r = 0; r < q; ++r) low[r] = std::min(low[r], v[r]);
+      lower_row(low, v, q);
       low[own] = keep;
       shared = row, unused = own;
     } else if (unused >= 0 && unused != own) {

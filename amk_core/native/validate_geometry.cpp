@@ -4,6 +4,7 @@
 // seen as a plane of that pitch, so that a tile of a matrix stays one box; otherwise it is a line and every row of a tile is a piece.
 #include <algorithm>
 
+#include "flat_index.hpp"
 #include "validate.hpp"
 
 namespace amk::validate {
@@ -21,11 +22,12 @@ struct Event {
 };
 
 struct Sweep {
-  std::vector<Cell>& out;
-  std::unordered_map<uint64_t, std::vector<i32>> seen;
-  i64 incidence = 0;
+  Cells& out;
   i64 origin = 0, pitch = 0;
-  std::vector<i32> ids;
+  i64 incidence = 0;
+  FlatIndex seen{};
+  std::vector<i32> ids{};
+  std::vector<size_t> first{};  // per cell: where its ids start
 
   bool emit(i64 row, i64 c0, i64 c1, const std::vector<i32>& active, const std::vector<Box>& boxes) {
     ids.clear();
@@ -35,12 +37,20 @@ struct Sweep {
     uint64_t h = 0xcbf29ce484222325ull;
     for (i32 x : ids) h = (h ^ uint64_t(x)) * 0x9E3779B97F4A7C15ull, h ^= h >> 31;
     if ((incidence += i64(ids.size())) > kMaxIncidence) return false;
-    auto& bucket = seen[h];
-    for (i32 k : bucket)
-      if (out[k].ids == ids) return true;
-    bucket.push_back(i32(out.size()));
-    out.push_back({origin + row * pitch + c0, origin + row * pitch + c1, ids});
+    const i32 next = i32(out.cells.size());
+    const i32 at = seen.find_or_add(h, next, [&](i32 k) {
+      const size_t end = k + 1 < next ? first[k + 1] : out.ids.size();
+      return std::equal(ids.begin(), ids.end(), out.ids.begin() + i64(first[k]), out.ids.begin() + i64(end));
+    });
+    if (at < next) return true;
+    first.push_back(out.ids.size());
+    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+    out.cells.push_back({origin + row * pitch + c0, origin + row * pitch + c1, {}});
     return true;
+  }
+  void point() {
+    first.push_back(out.ids.size());
+    for (size_t k = 0; k < out.cells.size(); ++k) out.cells[k].ids = std::span<const i32>(out.ids).subspan(first[k], first[k + 1] - first[k]);
   }
 };
 
@@ -74,8 +84,8 @@ bool sweep(std::vector<Event>& starts, std::vector<Event>& ends, std::vector<i32
 
 }  // namespace
 
-bool cells(const Model& m, const std::vector<Shape>& shapes, bool outward, std::vector<Cell>& out) {
-  out.clear();
+bool cells(const Model& m, const std::vector<Shape>& shapes, bool outward, Cells& out) {
+  out.cells.clear(), out.ids.clear();
   i64 pitch = 0, origin = 0;
   bool plane = true;
   auto strided = [&](const Shape& s) { return s.r1 - s.r0 > 1 && (s.c0 != 0 || s.c1 != m.t.buffers[s.buffer].cols); };
@@ -124,16 +134,18 @@ bool cells(const Model& m, const std::vector<Shape>& shapes, bool outward, std::
     }
     if (i64(boxes.size()) > kMaxPieces) return false;
   }
-  Sweep sw{out, {}, 0, plane ? origin : 0, plane ? pitch : 0, {}};
+  Sweep sw{out, plane ? origin : 0, plane ? pitch : 0};
   std::vector<Event> rs, re, cs, ce;
   for (i32 b = 0; b < i32(boxes.size()); ++b) rs.push_back({boxes[b].r0, b}), re.push_back({boxes[b].r1, b});
   std::vector<i32> in_row, in_cell, row_place(boxes.size()), cell_place(boxes.size());
-  return sweep(rs, re, in_row, row_place, [&](i64 row, i64) {
+  const bool all = sweep(rs, re, in_row, row_place, [&](i64 row, i64) {
     cs.clear(), ce.clear();
     if ((sw.incidence += i64(in_row.size())) > kMaxIncidence) return false;
     for (i32 b : in_row) cs.push_back({boxes[b].c0, b}), ce.push_back({boxes[b].c1, b});
     return sweep(cs, ce, in_cell, cell_place, [&](i64 c0, i64 c1) { return sw.emit(row, c0, c1, in_cell, boxes); });
   });
+  sw.point();
+  return all;
 }
 
 }  // namespace amk::validate

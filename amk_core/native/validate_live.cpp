@@ -128,11 +128,10 @@ void deadlock(const Model& m, const TagWaits& tags, const Run& run, Report& out)
   out.add(std::move(f));
 }
 
-bool withheld(const Model& m, i32 a, i64 ia, i32 b, i64 ib, std::vector<i64>& done, std::vector<i64>& count) {
-  const i64 last = std::max(ia, ib) + 1;
+bool withheld(const Model& m, i32 a, i64 ia, i32 b, i64 ib, i64 steps, std::vector<i64>& done, std::vector<i64>& count) {
   done.assign(m.q, 0), count.assign(m.total.size(), 0);
   auto limit = [&](i32 k) {
-    i64 most = last * m.len[k];
+    i64 most = steps * m.len[k];
     if (k == m.queue_of[a]) most = std::min(most, ia * m.len[k] + m.pos_of[a]);
     if (k == m.queue_of[b]) most = std::min(most, ib * m.len[k] + m.pos_of[b]);
     return most;

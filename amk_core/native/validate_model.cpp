@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "flat_index.hpp"
 #include "validate.hpp"
 
 namespace amk::validate {
@@ -235,17 +236,17 @@ struct RectHash {
 }  // namespace
 
 void Model::accesses(Report& out) {
-  std::unordered_map<Rect, i32, RectHash> index;
-  index.reserve(t.acc_buffer.size());
+  FlatIndex index(t.acc_buffer.size());
   auto rect = [&](i32 buffer, i32 space, const Range& rows, const Range& cols) {
     const Rect r{buffer, space, rows, cols};
-    const auto [it, fresh] = index.try_emplace(r, i32(rects.size()));
-    if (fresh) rects.push_back(r);
-    return it->second;
+    const i32 at = index.find_or_add(RectHash{}(r), i32(rects.size()), [&](i32 k) { return rects[k] == r; });
+    if (at == i32(rects.size())) rects.push_back(r);
+    return at;
   };
   auto empty = [](const Range& r) { return r.aff < 0 && r.a == r.b; };
   const char* problem = nullptr;
   acc_off.assign(1, 0);
+  acc_off.reserve(size_t(n) + 1), acc.reserve(t.acc_buffer.size());
   for (i32 b = 0; b < n; ++b) {
     for (i32 writes = 0; writes < 2; ++writes)
       for (i64 a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {

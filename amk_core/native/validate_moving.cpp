@@ -356,7 +356,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
     }
     const i32 first_init = i32(what.size());
     for (i32 x : g.init) add(x, 0, first_init);
-    std::vector<Cell> parts;
+    Cells parts;
     if (!cells(m, shapes, false, parts)) {
       gave_up = true;
       break;

@@ -68,7 +68,7 @@ void Checker::output_kept(i32 b) {
             shapes.push_back({m.rects[x].buffer, r.first, r.second, c.first, c.second, i32(what.size())});
             what.push_back({x, m.rects[x].moves() ? i32(s) : -1});
           }
-        std::vector<Cell> parts;
+        Cells parts;
         if (!cells(m, shapes, true, parts)) return false;
         for (const Cell& cell : parts) {
           if (cell.ids[0] != 0) continue;
@@ -141,7 +141,7 @@ void Checker::output_written(i32 b) {
     } else
       open = true;
   }
-  std::vector<Cell> parts;
+  Cells parts;
   Finding f;
   f.rule = kCover, f.what = "output", f.buffer = b, f.undecided = open;
   if (!cells(m, shapes, false, parts)) {

@@ -46,7 +46,7 @@ bool Checker::overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact
   collect_variables(m, x, vars), collect_variables(m, y, vars);
   if (x.moves() || y.moves()) alias_checks += i64(std::min<i128>(count_assignments(m, vars), kAliasValues));
   bool shared = false;
-  std::vector<Cell> parts;
+  Cells parts;
   exact = alias_checks <= kAliasChecks && assignments_of(m, vars, kAliasValues, [&](const std::vector<i64>& values) {
     const auto xr = range_at(m, x.rows, i, values), xc = range_at(m, x.cols, i, values);
     const auto yr = range_at(m, y.rows, j, values), yc = range_at(m, y.cols, j, values);

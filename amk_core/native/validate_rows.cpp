@@ -4,16 +4,45 @@
 #include <algorithm>
 #include <cstring>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace amk::validate {
 namespace {
 
 constexpr size_t kJoins = size_t{1} << 14;
+constexpr uintptr_t kHugePage = uintptr_t{1} << 21;
+
+AMK_WIDE uint64_t hash_of(const i32* v, const uint32_t* factor, i32 q) {
+  uint64_t h = 0;
+  for (i32 r = 0; r < q; ++r) h += uint64_t(uint32_t(v[r])) * factor[r];
+  return h * 0x9E3779B97F4A7C15ull;
+}
 
 }  // namespace
 
-Rows::Rows(Clocks& table, i32 width) : c(table), q(width), factor_(width), table_(1024, -1), joins_(kJoins) {
+AMK_WIDE void raise_row(i32* v, const i32* w, i32 q) {
+  for (i32 r = 0; r < q; ++r) v[r] = std::max(v[r], w[r]);
+}
+
+AMK_WIDE void lower_row(i32* v, const i32* w, i32 q) {
+  for (i32 r = 0; r < q; ++r) v[r] = std::min(v[r], w[r]);
+}
+
+Rows::Rows(Clocks& table, i32 width) : c(table), q(width), factor_(width), joins_(kJoins) {
   uint64_t x = 0x9E3779B97F4A7C15ull;
   for (auto& f : factor_) x = x * 6364136223846793005ull + 1442695040888963407ull, f = uint32_t(x >> 32) | 1;
+}
+
+void Rows::reserve(i64 rows) {
+  c.value.reserve(size_t(rows) * size_t(q));
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  // A table of a gigabyte in small pages costs more in page faults than in arithmetic; advice, so failure is no error.
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(c.value.data()) + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(c.value.data() + c.value.capacity()) & ~(kHugePage - 1);
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
 }
 
 i32* Rows::fresh() {
@@ -23,31 +52,17 @@ i32* Rows::fresh() {
 }
 
 i32 Rows::commit() {
-  const i32* v = at(i32(size()));
-  uint64_t h = 0;
-  for (i32 r = 0; r < q; ++r) h += uint64_t(uint32_t(v[r])) * factor_[r];
-  const uint32_t hash = uint32_t((h * 0x9E3779B97F4A7C15ull) >> 32);
-  const size_t mask = table_.size() - 1;
-  size_t k = hash & mask;
-  for (; table_[k] >= 0; k = (k + 1) & mask)
-    if (hash_[table_[k]] == hash && std::memcmp(at(table_[k]), v, size_t(q) * sizeof(i32)) == 0) return table_[k];
-  const i32 row = i32(size());
-  table_[k] = row;
-  hash_.push_back(hash);
-  if (hash_.size() * 2 > table_.size()) grow(table_.size() * 2);
+  const i32* v = at(i32(size_));
+  const i32 row = index_.find_or_add(hash_of(v, factor_.data(), q), i32(size_), [&](i32 other) {
+    return std::memcmp(at(other), v, size_t(q) * sizeof(i32)) == 0;
+  });
+  size_ += row == size_;
   return row;
 }
 
-void Rows::grow(size_t slots) {
-  table_.assign(slots, -1);
-  for (size_t row = 0; row < hash_.size(); ++row) {
-    size_t k = hash_[row] & (slots - 1);
-    while (table_[k] >= 0) k = (k + 1) & (slots - 1);
-    table_[k] = i32(row);
-  }
+size_t Rows::place(i32 a, i32 b) const {
+  return (uint64_t(uint32_t(a)) * 0x9E3779B97F4A7C15ull ^ uint64_t(uint32_t(b)) * 0xD6E8FEB86659FD93ull) >> 50;
 }
-
-size_t Rows::place(i32 a, i32 b) const { return (uint64_t(uint32_t(a)) * 0x9E3779B97F4A7C15ull ^ uint64_t(uint32_t(b)) * 0xD6E8FEB86659FD93ull) >> 50; }
 
 i32 Rows::joined(i32 a, i32 b) const {
   const Join& j = joins_[place(a, b)];
@@ -58,15 +73,16 @@ void Rows::remember(i32 a, i32 b, i32 larger) { joins_[place(a, b)] = {a, b, lar
 
 void Rows::compact(std::vector<i32>& to) {
   i32 next = 0;
-  for (i32 row = 0; row < i32(size()); ++row) {
+  index_ = FlatIndex(size_t(std::count_if(to.begin(), to.end(), [](i32 x) { return x >= 0; })));
+  for (i32 row = 0; row < i32(size_); ++row) {
     if (to[row] < 0) continue;
-    if (next != row) std::memmove(c.value.data() + i64{next} * q, at(row), size_t(q) * sizeof(i32)), hash_[next] = hash_[row];
+    if (next != row) std::memmove(c.value.data() + i64{next} * q, at(row), size_t(q) * sizeof(i32));
+    index_.find_or_add(hash_of(at(next), factor_.data(), q), next, [](i32) { return false; });
     to[row] = next++;
   }
-  hash_.resize(next), c.value.resize(size_t(next) * q);
+  c.value.resize(size_t(next) * q);
   std::fill(joins_.begin(), joins_.end(), Join{});
-  grow(table_.size());
-  kept_ = next;
+  size_ = kept_ = next;
 }
 
 }  // namespace amk::validate

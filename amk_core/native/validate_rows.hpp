@@ -1,5 +1,6 @@
 // Clock rows, each kept once, and the exact grant of a wait: what the search for clocks is made of.
 #pragma once
+#include "flat_index.hpp"
 #include "validate.hpp"
 
 namespace amk::validate {
@@ -15,11 +16,20 @@ i32 grant(const Model&, const Run&, const Clocks&, i32 counter, i64 tau, i32 r, 
 // The same for all queues.
 void grants(const Model&, const Run&, const Clocks&, i32 counter, i64 tau, std::vector<i32>& out, Picks&);
 
+// Loops over whole rows, compiled for wide registers too where the compiler can choose when the library is loaded.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__linux__)
+#define AMK_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define AMK_WIDE
+#endif
+void raise_row(i32* v, const i32* w, i32 q);  // v = max(v, w)
+void lower_row(i32* v, const i32* w, i32 q);  // v = min(v, w)
+
 // The rows of a clock table under construction.  Equal rows are one row, so that "unchanged" is "the same number".
 class Rows {
  public:
   Rows(Clocks& table, i32 width);
-  void reserve(i64 rows) { c.value.reserve(size_t(rows) * size_t(q)); }
+  void reserve(i64 rows);
   const i32* at(i32 row) const { return c.value.data() + i64{row} * q; }
   // Space for a row, valid until the next call; commit() makes it one and returns its number.
   i32* fresh();
@@ -27,7 +37,7 @@ class Rows {
   // The number of the larger of two rows, entry by entry, if that was remembered; -1: perhaps it was not.
   i32 joined(i32 a, i32 b) const;
   void remember(i32 a, i32 b, i32 larger);
-  i64 size() const { return i64(hash_.size()); }
+  i64 size() const { return size_; }
   i64 kept() const { return kept_; }  // rows that the last compaction left
   // Drops the rows with to[row] == -1 and sets to[row] to the new number of the others.
   void compact(std::vector<i32>& to);
@@ -39,12 +49,10 @@ class Rows {
   Clocks& c;
   const i32 q;
   std::vector<uint32_t> factor_;
-  std::vector<uint32_t> hash_;   // per row
-  std::vector<i32> table_;       // open addressing; -1: free
+  FlatIndex index_;
   std::vector<Join> joins_;      // direct-mapped
-  i64 kept_ = 0;
+  i64 size_ = 0, kept_ = 0;
   size_t place(i32 a, i32 b) const;
-  void grow(size_t slots);
 };
 
 }  // namespace amk::validate

@@ -170,7 +170,7 @@ void Checker::group_static(const Group& g) {
   if (g.moves) o.skip_data = &skip;
 
   std::vector<Shape> shapes;
-  std::vector<Cell> parts;
+  Cells parts;
   auto add_rect = [&](i32 x, i32 id) {
     const Rect& r = m.rects[x];
     shapes.push_back({r.buffer, r.rows.a, r.rows.b, r.cols.a, r.cols.b, id});

@@ -54,7 +54,9 @@ class Search {
     if (m.n == 0) return std::move(c);
     if (!prepare()) return give_up();
     int rounds = 1;
-    bool moved = round(), settled = settle(true);
+    bool moved = round();
+    if (overflow_) return give_up();
+    bool settled = settle(true);
     while (true) {
       while (moved) {
         if (overflow_) return give_up();
@@ -255,12 +257,9 @@ class Search {
       v[x.queue] = own;
       return;
     }
-    if (x.queue < 0) {
-      for (i32 r = 0; r < q; ++r) v[r] = std::max(v[r], w[r]);
-      return;
-    }
+    if (x.queue < 0) return raise_row(v, w, q);
     const i32 own = std::max(v[x.queue], x.own);
-    for (i32 r = 0; r < q; ++r) v[r] = std::max(v[r], w[r]);
+    raise_row(v, w, q);
     v[x.queue] = own;
   }
 
@@ -526,7 +525,7 @@ class Search {
       if (v.row != row) {
         const i32* w = rows_.at(v.row);
         const i32 keep = least[v.queue];
-        for (i32 r = 0; r < q; ++r) least[r] = std::min(least[r], w[r]);
+        lower_row(least.data(), w, q);
         least[v.queue] = keep, row = v.row, unused = v.queue;
       } else if (unused >= 0 && unused != v.queue) {
         least[unused] = std::min(least[unused], rows_.at(row)[unused]), unused = -1;

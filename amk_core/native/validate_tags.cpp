@@ -6,6 +6,40 @@
 
 namespace amk::validate {
 
+// All reads of a list, in every step: does each find its tag, from the writer it wants, and is it over before the next writer starts?
+// False: perhaps not.
+bool Checker::together(Bundles& bundles, i32 list, const std::vector<Item>& writers, i64 span, bool initial, std::vector<char>& was_read) {
+  const auto& reads = bundles.reads(list);
+  Bundle& b = bundles.get(list, 0, i32(reads.size()));
+  const Access& first = m.acc[reads[0]];
+  if (b.mixed || b.maybe || b.async || std::any_of(reads.begin(), reads.end(), [&](i32 a) { return m.acc[a].flags != first.flags; })) return false;
+  for (i64 s = 0; s < span; ++s) {
+    const i64 tag = s - ((first.flags & kPrevEpoch) ? 1 : 0);
+    size_t next = 0;
+    while (next < writers.size() && writers[next].step <= tag) ++next;
+    if (tag < 0 ? !initial : next == 0 || writers[next - 1].step != tag) return false;
+    if (tag >= 0) {
+      const Access& w = m.acc[writers[next - 1].acc];
+      if (w.maybe() || (first.label >= 0 && (w.label != first.label || m.rects[w.rect].buffer != m.rects[first.rect].buffer))) return false;
+    }
+    for (size_t k = next; k < writers.size(); ++k) {
+      const i32 w = m.acc[writers[k].acc].task;
+      if (k > next && w == m.acc[writers[k - 1].acc].task) continue;  // what follows on a queue is ordered by it
+      const i64 ahead = writers[k].step - s;
+      if (ahead < 0 || (ahead == 0 && bundles.last(list) > run.index[w]) || !bundles.before(b, w, std::min<i64>(ahead, 1))) return false;
+    }
+  }
+  for (i64 s = 0; s < span; ++s) {
+    const i64 tag = s - ((first.flags & kPrevEpoch) ? 1 : 0);
+    for (size_t k = 0; k < writers.size(); ++k) {
+      if (writers[k].step != tag) continue;
+      was_read[k] = 1;
+      if (k + 1 == writers.size() || writers[k + 1].step != tag) bundles.feed(b, m.acc[writers[k].acc].task);
+    }
+  }
+  return true;
+}
+
 // A tag proves that one element arrived; the only order there is comes from counters.
 void Checker::tagged(const Group& g) {
   std::vector<i32> rects;
@@ -51,36 +85,47 @@ void Checker::tagged(const Group& g) {
   std::vector<Shape> shapes;
   std::vector<std::pair<i32, i32>> what;
   const std::vector<i64> none(m.t.variables.size(), 0);
-  for (i32 x : rects)
+  // Reads of one rectangle that stands still are looked at together; what is not clearly in order is looked at one by one.
+  Bundles bundles(*this, rects);
+  std::vector<i32> list_of;  // per shape: position of its rectangle, if it stands still and is much read
+  for (size_t k = 0; k < rects.size(); ++k) {
+    const i32 x = rects[k];
     for (i64 s = 0; s < (m.rects[x].moves() ? span : 1); ++s) {
       const auto r = range_at(m, m.rects[x].rows, s, none), c = range_at(m, m.rects[x].cols, s, none);
       shapes.push_back({m.rects[x].buffer, r.first, r.second, c.first, c.second, i32(what.size())});
       what.push_back({x, m.rects[x].moves() ? i32(s) : -1});
+      list_of.push_back(m.rects[x].moves() || !bundles.listed(i32(k)) ? -1 : i32(k));
     }
+  }
   const i32 first_init = i32(what.size());
   for (i32 x : g.init)
     if (!m.rects[x].moves()) shapes.push_back({m.rects[x].buffer, m.rects[x].rows.a, m.rects[x].rows.b, m.rects[x].cols.a, m.rects[x].cols.b, first_init});
-  std::vector<Cell> parts;
+  Cells parts;
   if (!cells(m, shapes, false, parts)) {
     data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, 0, 0, true);
     return;
   }
   std::vector<Item> writers, readers;
+  std::vector<char> was_read;
+  std::vector<i32> later, lists;
+  const bool bundled = clocks.unroll == 0;
   // counter-only order in either direction of the replay: within a step the reader may stand behind the writer
   auto before = [&](i32 a, i64 i, i32 b, i64 j) { return (i < j || (i == j && run.index[a] <= run.index[b])) && clocks.ordered(a, i, b, j); };
   for (const Cell& cell : parts) {
-    writers.clear(), readers.clear();
+    writers.clear(), readers.clear(), lists.clear();
     const bool initial = cell.ids.back() == first_init;
     for (i32 id : cell.ids) {
       if (id == first_init) continue;
       const auto [x, step] = what[id];
-      for (i32 a : acc_of[x])
+      const i32 list = list_of[id];
+      if (bundled && list >= 0) lists.push_back(list);
+      for (i32 a : bundled && list >= 0 ? bundles.writes(list) : acc_of[x])
         for (i64 s = step < 0 ? 0 : step; s < (step < 0 ? span : step + 1); ++s) (m.acc[a].write() ? writers : readers).push_back({a, i32(s)});
     }
     const auto by_step = [](const Item& a, const Item& b) { return a.step < b.step; };
     std::sort(writers.begin(), writers.end(), by_step);
     bool broken = false;
-    std::vector<char> was_read(writers.size(), 0);
+    was_read.assign(writers.size(), 0);
     for (size_t k = 0; k < writers.size(); ++k) {
       const Access& w = m.acc[writers[k].acc];
       if (k && writers[k - 1].step == writers[k].step && m.acc[writers[k - 1].acc].task != w.task)
@@ -88,6 +133,11 @@ void Checker::tagged(const Group& g) {
       if (broken) break;
     }
     if (broken) continue;
+    for (i32 list : lists) {
+      if (!together(bundles, list, writers, span, initial, was_read))
+        for (i32 a : bundles.reads(list))
+          for (i64 s = 0; s < span; ++s) readers.push_back({a, i32(s)});
+    }
     for (const Item& r : readers) {
       const Access& ra = m.acc[r.acc];
       const i64 tag = r.step - ((ra.flags & kPrevEpoch) ? 1 : 0);
@@ -105,7 +155,7 @@ void Checker::tagged(const Group& g) {
         if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer))
           data(kFlow, "value", r.acc, r.step, writers[next - 1].acc, tag, cell.lo, cell.hi);
       }
-      std::vector<i32> later;  // writers of this address that come after, each once: what follows on a queue is ordered by it
+      later.clear();  // writers of this address that come after, each once: what follows on a queue is ordered by it
       for (; next < writers.size(); ++next) {
         const i32 w = m.acc[writers[next].acc].task;
         if (std::find(later.begin(), later.end(), w) != later.end()) continue;
