@@ -1,3 +1,5 @@
+// The certificate checker, whole: structure, replay, clocks, conflicts, in the order in which they are checked.  It is longer than other
+// files here on purpose: what has to be trusted is read from top to bottom in one place, and shares nothing with the search.
 #include "checker.hpp"
 
 #include <algorithm>
