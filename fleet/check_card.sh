@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Everything that is checked on a card, one log a part.  From the root of a source tree, in an environment with amk's requirements:
+#   fleet/check_card.sh OUT [PART ...]      parts: native vm suites shapes sanitizer trace (default: all, in this order)
+# The model is looked for in the cache ($AMK_HOME).  Ends with one line a part; exit code: parts that failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=${1:?"usage: fleet/check_card.sh OUT [PART ...]"}
+shift
+PARTS=${*:-native vm suites shapes sanitizer trace}
+PYTHON=${PYTHON:-python3}
+ARCH=${ARCH:-auto}
+mkdir -p "$OUT"
+OUT=$(cd "$OUT" && pwd)
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+PYTEST="$PYTHON -m pytest -p no:cacheprovider -q -rA --tb=short"
+
+part() {
+  case $1 in
+    native) make native PY="$PYTHON" ;;
+    vm) $PYTEST tests/vm/test_cuda_device.py ;;
+    suites) $PYTEST suites/parity suites/perplexity --arch="$ARCH" --update-reports --ignore=suites/parity/test_random_weights.py ;;
+    shapes) $PYTEST suites/parity/test_random_weights.py --arch="$ARCH" --update-reports ;;
+    sanitizer)
+      $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" &&
+        $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --mode exact --tools memcheck,synccheck,initcheck ;;
+    trace) $PYTHON -m amk_core.cli trace smollm2-135m --position 1024 --perfetto "$OUT/trace.json" ;;
+    *) echo "no part named $1" && return 2 ;;
+  esac
+}
+
+failed=0
+for name in $PARTS; do
+  start=$SECONDS
+  if part "$name" >"$OUT/$name.txt" 2>&1; then verdict=ok; else verdict=FAIL failed=$((failed + 1)); fi
+  printf '%-4s %-10s %4s s  %s\n' "$verdict" "$name" $((SECONDS - start)) "$(tail -n 1 "$OUT/$name.txt" | cut -c1-120)"
+done
+exit $failed
