@@ -12,7 +12,7 @@ import pytest
 
 from amk_bench.device_cases import CASES, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
 from amk_bench.footprints import Contracts, CudaBench, chosen_tasks, violation
-from amk_core.schedule import tables, validate
+from amk_core.schedule import ops, tables, validate
 from amk_core.schedule.pack import Tape, TapeLayout
 from amk_core.vm import CertificateRefused, LaunchAborted, VmFault, tracing
 from amk_core.vm.card import Packer
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 STREAM = Case("stream", "small", "fast", steps=40, tokens=(40,))
+PAIR = Case("pair", "small", "fast", batch=2, p0=(0, 0), tokens=(40, 40), steps=40)  # its phases are joined by counters
 
 
 @pytest.fixture(scope="module")
@@ -215,12 +216,12 @@ def test_tables_without_a_certificate_are_refused(device: Any, machine: Any) -> 
 
 @pytest.mark.parametrize("wait", [0, 40, -1])
 def test_a_deadlock_ends_in_a_fault_report_within_two_seconds(wait: int, device: Any) -> None:
-    s = STREAM.schedule(device.facts.sms, {}, device.facts.arch)
+    s = PAIR.schedule(device.facts.sms, {}, device.facts.arch)
     w = int(np.flatnonzero(s.columns.wait_e == 0)[wait])
     s.columns.wait_t[w] = 10_000
-    stuck = make_cuda(STREAM, s, s, device, None)
+    stuck = make_cuda(PAIR, s, s, device, None)
     start = time.monotonic()
-    stuck.launch(4, [0, 4], spin_timeout_s=1.0)
+    stuck.launch(4, [0, 0, 4, 4], spin_timeout_s=1.0)
     with pytest.raises(VmFault) as fault:
         stuck.wait()
     print(f"{time.monotonic() - start:.3f} s from launch to report")
@@ -234,15 +235,32 @@ def test_a_deadlock_ends_in_a_fault_report_within_two_seconds(wait: int, device:
     print(report)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_racing_program_ends(seed: int, device: Any) -> None:
-    """Waits are dropped at random: the results are anything, but the launch ends, by itself or by a fault."""
+def test_a_value_that_never_comes_ends_in_a_fault_report_within_two_seconds(device: Any) -> None:
     s = STREAM.schedule(device.facts.sms, {}, device.facts.arch)
+    if not any(b.tagged for b in s.buffers):
+        pytest.skip("values carry no tags in this program")
+    embed = int(np.flatnonzero(s.columns.task_op == ops.CODES["embed"])[0])
+    s.columns.wait_e[int(s.columns.wait_off[embed])] = 0  # the first task of a step waits for its last one
+    mute = make_cuda(STREAM, s, s, device, None)
+    start = time.monotonic()
+    mute.launch(4, [0, 4], spin_timeout_s=1.0)
+    with pytest.raises(VmFault) as fault:
+        mute.wait()
+    assert time.monotonic() - start < 2.0
+    assert fault.value.fault.kind == "spin-timeout"
+    print(fault.value.fault)
+
+
+@pytest.mark.parametrize("case", [STREAM, PAIR], ids=lambda c: c.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_racing_program_ends(seed: int, case: Case, device: Any) -> None:
+    """Waits are dropped at random: the results are anything, but the launch ends, by itself or by a fault."""
+    s = case.schedule(device.facts.sms, {}, device.facts.arch)
     rng = np.random.default_rng(seed)
     s.columns.wait_t[:] = np.where(rng.random(len(s.columns.wait_t)) < 0.5, 1, s.columns.wait_t)
-    racing = make_cuda(STREAM, s, s, device, None)
+    racing = make_cuda(case, s, s, device, None)
     start = time.monotonic()
-    racing.launch(40, STREAM.variables, spin_timeout_s=0.5)
+    racing.launch(40, case.variables, spin_timeout_s=0.5)
     with contextlib.suppress(VmFault):
         racing.wait()
     assert time.monotonic() - start < 2.0
@@ -255,10 +273,10 @@ def test_a_token_outside_the_vocabulary_is_a_fault_and_an_abort_ends_a_launch(ma
     vm.launch(4, [0, 4])
     with pytest.raises(VmFault, match="row 0 has token id 600"):
         vm.wait()
-    s = STREAM.schedule(device.facts.sms, {}, device.facts.arch)
+    s = PAIR.schedule(device.facts.sms, {}, device.facts.arch)
     s.columns.wait_t[int(np.flatnonzero(s.columns.wait_e == 0)[40])] = 10_000
-    stuck = make_cuda(STREAM, s, s, device, None)
-    stuck.launch(4, [0, 4], spin_timeout_s=20.0)
+    stuck = make_cuda(PAIR, s, s, device, None)
+    stuck.launch(4, [0, 0, 4, 4], spin_timeout_s=20.0)
     time.sleep(0.05)
     stuck.abort()
     start = time.monotonic()
