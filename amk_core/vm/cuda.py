@@ -273,7 +273,10 @@ class CudaVM:
         return self._ring.tokens(0, steps)
 
     def wait(self, refresh: bool = True) -> LaunchResult:
-        """See :class:`amk_core.vm.VirtualMachine`; without ``refresh`` host copies stay as they are."""
+        """See :class:`amk_core.vm.VirtualMachine`.
+
+        Without ``refresh`` host copies stay as they are, and the next :meth:`launch` brings those of tokens to the card.
+        """
         self._device.activate()
         try:
             call("cuStreamSynchronize", self._stream)
@@ -282,6 +285,8 @@ class CudaVM:
         left, fault = self._control.read()
         if refresh:
             self.memory.refresh()
+        else:
+            self.memory.forget()
         done = self._ring.arrived() if self._out else self._steps
         if fault is not None:
             raise VmFault(fault)

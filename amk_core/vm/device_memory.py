@@ -114,6 +114,12 @@ class DeviceBuffers:
             if self._s.buffers[self._names[name]].kind is not Kind.OUTPUT:
                 self._clean[name] = self.mirrors[name].tobytes()
 
+    def forget(self) -> None:
+        """The card has gone on: host copies of tokens do not say what is there, so the next upload takes them as they are."""
+        for name in self.mirrors:
+            if self._s.buffers[self._names[name]].kind is Kind.TOKEN:
+                self._clean[name] = b""
+
     def read(self, name: str) -> Array:
         """A buffer as the card has it, in a new array of the shape of its host copy."""
         self._device.activate()

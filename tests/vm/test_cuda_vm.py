@@ -362,6 +362,37 @@ def test_a_replay_may_be_given_the_tokens_it_starts_from(make: Callable[..., Cud
     assert seen == [[5, 6], [9, 1]]
 
 
+def test_a_token_that_the_host_gives_again_reaches_the_card_again(make: Callable[..., CudaVM], card: FakeCard) -> None:
+    """The card's token has moved on meanwhile, unseen by the host copy."""
+    vm = make()
+
+    def sample(c: FakeCard, launch: Any) -> None:
+        decode(c, launch)
+        memory, offset = vm.memory.place(vm.memory.index("token"))
+        c.view(memory.address + offset, np.int32, 2)[:] = 77
+
+    card.work = lambda c, launch: decode(c, launch)
+    graph = vm.capture(2, [0, 3, 2, 2])
+    vm.buffer("token")[:] = 5
+    vm.launch(1, [0, 3, 1, 1])
+    vm.wait()
+    card.work = sample
+    vm.replay(graph, [0, 3, 2, 2])
+    vm.wait(refresh=False)
+    assert vm.memory.read("token").tolist() == [[77], [77]]
+    seen = []
+
+    def look(c: FakeCard, launch: Any) -> None:
+        seen.extend(vm.memory.read("token").ravel().tolist())
+        decode(c, launch)
+
+    card.work = look
+    vm.buffer("token")[:] = 5
+    vm.launch(1, [0, 3, 1, 1])
+    vm.wait()
+    assert seen == [5, 5]
+
+
 # -- what is given back
 def test_ten_machines_leave_nothing_on_the_card(make: Callable[..., CudaVM], card: FakeCard) -> None:
     card.work = decode
