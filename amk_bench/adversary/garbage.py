@@ -2,11 +2,14 @@
 
 Three doors are open to bytes from elsewhere: schedule text, packed tables, certificates.  Each has a check here that raises
 AssertionError where the promise is broken; the property tests and the coverage-guided fuzzer feed the same checks.
+
+``python -m amk_bench.adversary.garbage --n 10000`` feeds seeded changes to them, without a fuzzer: for a build with sanitizers.
 """
 
 # ruff: noqa: PT017 - a check may see an exception or not; both are answers
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import struct
@@ -213,3 +216,35 @@ def check(data: bytes) -> None:
     """One input of the fuzzer: the first byte chooses the door."""
     if len(data) > 1:
         DOORS[data[0] % len(DOORS)](data[1:])
+
+
+def draw(rng: random.Random) -> bytes:
+    """One input of :func:`check`, of the form that its door takes, more or less."""
+    k = rng.randrange(256)
+    tables, certificate = accepted()[k % len(accepted())]
+    change = flip_body if rng.random() < 0.8 else flip
+    door = rng.choice((0, 1, 1, 1, 2))
+    if door == 0:
+        return b"\0" + change_json(rng, rng.choice(texts()))
+    return bytes([door, k]) + change(rng, tables if door == 1 else certificate.to_bytes())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: every input was answered."""
+    p = argparse.ArgumentParser(prog="python -m amk_bench.adversary.garbage", description=main.__doc__)
+    p.add_argument("--n", type=int, default=10_000)
+    p.add_argument("--seed", type=int, default=0)
+    a = p.parse_args(argv)
+    rng, doors, start = random.Random(a.seed), [0] * len(DOORS), time.process_time()
+    for _ in range(a.n):
+        data = draw(rng)
+        doors[data[0]] += 1
+        check(data)
+    print(
+        f"{a.n} inputs answered ({doors[0]} texts, {doors[1]} tables, {doors[2]} certificates), {time.process_time() - start:.0f} s"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -19,6 +19,7 @@ constexpr int64_t kExactValues = 256;        // launch variables are enumerated 
 constexpr int64_t kExactSteps = 512;         // the same for pairs of steps
 constexpr int64_t kMaxCells = 1 << 22;
 constexpr int64_t kMaxLag = 1 << 14;         // distances in steps that are tried one by one
+constexpr int64_t kMaxElement = int64_t{1} << 61;  // of a plain range
 constexpr int64_t kMaxSteps = int64_t{1} << 31;
 
 int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a - 1) / b + 1 : -(-a / b); }
@@ -106,7 +107,9 @@ class Checker {
                   t.wait_t[w] <= t.counters[t.wait_counter[w]],
               "tables: a wait is damaged");
     for (size_t a = 0; a < t.acc_buffer.size(); ++a)
-      require(in(t.acc_buffer[a], t.buffers.size()) && t.acc_raff[a] < int64_t(t.affine.size()) && t.acc_caff[a] < int64_t(t.affine.size()),
+      require(in(t.acc_buffer[a], t.buffers.size()) && t.acc_raff[a] < int64_t(t.affine.size()) && t.acc_caff[a] < int64_t(t.affine.size()) &&
+                  std::max({t.acc_r0[a], t.acc_r1[a], t.acc_c0[a], t.acc_c1[a]}) < kMaxElement &&
+                  std::min({t.acc_r0[a], t.acc_r1[a], t.acc_c0[a], t.acc_c1[a]}) > -kMaxElement,
               "tables: an access is damaged");
     for (const auto& b : t.buffers)
       require(in(b.pool, t.pools.size()) && b.rows > 0 && b.cols > 0 && b.bits > 0 && b.offset >= 0 && b.offset < (int64_t{1} << 60) &&

@@ -79,7 +79,7 @@ def read_sections(magic: bytes, data: bytes) -> dict[str, npt.NDArray[Any]]:
     out: dict[str, npt.NDArray[Any]] = {}
     for i in range(n):
         name, code, _, count, offset = _ENTRY.unpack_from(data, 16 + i * _ENTRY.size)
-        if code not in _CODE_DTYPE or offset + count * code > len(data):
+        if code not in _CODE_DTYPE or offset % code or offset + count * code > len(data):
             raise TableError(f"section {name!r} is damaged or cut off")
         out[name.rstrip(b"\0").decode("ascii", "replace")] = np.frombuffer(data, _CODE_DTYPE[code], count, offset)
     return out

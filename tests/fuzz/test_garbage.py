@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from amk_bench.adversary import garbage
 from amk_bench.adversary.net import Json, Net, access, affine
 from amk_core import cli
-from amk_core.schedule import Schedule, ScheduleFormatError, validate
+from amk_core.schedule import Certificate, Schedule, ScheduleFormatError, validate
+from amk_core.schedule.tables import TableError, unpack
 from amk_core.schedule.validate import validate_text
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -285,3 +286,14 @@ def test_a_check_that_finds_something_says_so() -> None:
     assert good.accepted
     with pytest.raises(AssertionError):
         garbage.sensible(type(good)(False, (), None, {}))
+
+
+def test_a_section_that_is_not_aligned_is_damaged() -> None:
+    """The native side reads numbers where they lie."""
+    tables, c = garbage.accepted()[0]
+    for raw, read in ((tables, unpack), (c.to_bytes(), Certificate.from_bytes)):
+        entry = 16 + 48 * next(k for k in range(64) if raw[16 + 48 * k + 24] in (4, 8))
+        offset = int.from_bytes(raw[entry + 40 : entry + 48], "little")
+        moved = raw[: entry + 40] + (offset + 1).to_bytes(8, "little") + raw[entry + 48 :] + b"\0" * 64
+        with pytest.raises(TableError, match="damaged"):
+            read(moved)
