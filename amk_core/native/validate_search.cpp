@@ -34,6 +34,7 @@ struct Threshold {
   Value before_of;      // the clock `before` was made of
   bool asked_before = false, exact = false, jumped = false;
   bool raised = false;  // negative entries were set to zero: a bound, perhaps more than is granted
+  i64 moved = 0;        // when `now` last changed
   i64 computed = -1, looked = -1;  // exact: when, and when it was last found to be up to date
 };
 
@@ -95,6 +96,7 @@ class Search {
   std::vector<i32> free_slots_;
   std::vector<i32> wrap_, wrap_of_;      // per queue: the clock of its last task, a step back
   std::vector<i64> tick_;                // per instance: when its row last changed
+  std::vector<i64> evaluated_;           // per instance: when that was last looked at; 0: never
   i64 now_ = 1;
   Picks pick_;
   std::vector<i32> scratch_;
@@ -114,7 +116,7 @@ class Search {
 
   bool prepare() {
     if (!unroll && q > kMaxQueues) return false;
-    c.row.assign(reps() * m.n, 0), tick_.assign(reps() * m.n, 0);
+    c.row.assign(reps() * m.n, 0), tick_.assign(reps() * m.n, 0), evaluated_.assign(reps() * m.n, 0);
     rows_.reserve(std::min<i64>(kMaxCells / q, reps() * m.n + 4096));
     std::fill_n(rows_.fresh(), q, none());
     rows_.commit();  // row 0: nothing is known
@@ -293,8 +295,12 @@ class Search {
     if (t.computed >= latest) return;
     grants(m, run, c, t.counter, t.tau, scratch_, pick_);
     std::copy(scratch_.begin(), scratch_.end(), rows_.fresh());
-    t.now = {rows_.commit()};
+    move(t, {rows_.commit()});
     t.computed = now_;
+  }
+
+  void move(Threshold& t, const Value& to) {
+    if (!(t.now == to)) t.now = to, t.moved = ++now_;
   }
 
   // A signal of an instance: the thresholds that it reaches.
@@ -329,11 +335,11 @@ class Search {
         const i64 last = made_by_[made_off_[counter + 1] - 1];
         const i32 most = tick_[last] ? row_of(last) : -1;
         if (!doubt || within(rows_.at(row), most, own)) {
-          t.now = {row, own, done};
+          move(t, {row, own, done});
           continue;
         }
         if (most < 0) {
-          t.now = {row, own, done, true};
+          move(t, {row, own, done, true});
           continue;
         }
         i32* v = rows_.fresh();
@@ -347,7 +353,7 @@ class Search {
       mask(v, common_, counter);
       t.jumped = t.tau != f.weight;
       if (!doubt || within(v, most_[counter], -1))
-        t.now = {rows_.commit()};
+        move(t, {rows_.commit()});
       else
         bound(t, v, most_[counter], -1);
     }
@@ -381,7 +387,7 @@ class Search {
       if (t.now.raised && y > kNever && r != t.now.queue) y = std::max(y, 0);
       v[r] = std::min(v[r], y);
     }
-    t.now = {rows_.commit()}, t.raised = true;
+    move(t, {rows_.commit()}), t.raised = true;
   }
 
   bool round() {
@@ -397,7 +403,7 @@ class Search {
       for (i32 b : run.order) {
         const i64 x = i * m.n + b;
         const i32 k = m.queue_of[b];
-        const i32 id = clock(b, last[k], i * waits);
+        const i32 id = clock(b, x, last[k], i * waits);
         last[k] = x;
         if (c.row[x] != i64{id} * q || !tick_[x]) c.row[x] = i64{id} * q, tick_[x] = ++now_, any = true;
         for (i64 s = m.t.sig_off[b]; s < m.t.sig_off[b + 1]; ++s) signal(i, b, x, m.t.sig_counter[s], m.t.sig_amount[s]);
@@ -408,9 +414,25 @@ class Search {
     return any;
   }
 
-  // The clock of one instance from that of the task before it and from its waits.
-  i32 clock(i32 b, i64 pred, i64 job) {
+  // Whether all that the clock of an instance is made of is as it was when it was last looked at.
+  bool unmoved(i32 b, i64 x, i64 pred, i64 job) {
     const i32 k = m.queue_of[b];
+    if (pred < 0 && !unroll && m.len[k] == run.head[k]) pred = m.t.queue_task[m.t.queue_off[k] + m.len[k] - 1];
+    bool same = evaluated_[x] > 0 && (pred < 0 || tick_[pred] <= evaluated_[x]);
+    for (i64 w = m.t.wait_off[b]; w < m.t.wait_off[b + 1]; ++w)
+      if (job_[job + w] >= 0) {
+        Threshold& t = thresholds_[job_[job + w]];
+        if (t.exact) evaluate(t);
+        same &= t.moved <= evaluated_[x];
+      }
+    return same;
+  }
+
+  // The clock of one instance from that of the task before it and from its waits.
+  i32 clock(i32 b, i64 x, i64 pred, i64 job) {
+    const i32 k = m.queue_of[b];
+    if (unmoved(b, x, pred, job)) return row_of(x);
+    evaluated_[x] = now_;
     i32 from = 0;
     if (pred >= 0)
       from = row_of(pred);
