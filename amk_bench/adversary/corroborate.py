@@ -35,7 +35,7 @@ from amk_core.schedule.walk import Walk
 DEFAULT_N, FULL_N = 400, 12_000
 RUNS = 4  # of each launch of a schedule
 LAUNCHES = 2  # values of the launch variables, of `maybe` accesses and of the stop: tried at random
-STEERED = 3  # the same for a witness, where the variables have more than MAX_ASSIGNMENTS values together
+STEERED = 3  # at least, of a witness; every value of the launch variables where there are no more than MAX_ASSIGNMENTS
 MAX_ASSIGNMENTS = 36
 BATCH = 200  # schedules of one process
 UNSEEABLE = frozenset({"REF", "COUNT"})  # such a schedule means nothing, so nothing can run it
@@ -102,7 +102,8 @@ def _assignments(s: Schedule, rng: random.Random) -> list[list[int]]:
     """Every value of the launch variables, or some where there are many: a witness does not say for which ones it holds."""
     ranges = [range(v.min, v.max + 1) for v in s.variables for _ in range(v.count)]
     if math.prod(map(len, ranges)) <= MAX_ASSIGNMENTS:
-        return [list(values) for values in itertools.product(*ranges)]
+        every = [list(values) for values in itertools.product(*ranges)]
+        return every * -(-STEERED // len(every))
     return [_values(s, rng, launch) for launch in range(STEERED)]
 
 

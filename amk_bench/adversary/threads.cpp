@@ -37,7 +37,7 @@ enum Status : int64_t { kDone, kHung, kNewerTag };
 
 constexpr uint64_t kPatienceNs = 3'000'000;       // then a waiting queue looks whether anybody can go on at all
 constexpr uint64_t kBoundNs = 20'000'000'000;     // of one wait, however it looks
-constexpr int64_t kHoldTurns = 20'000;            // a steered queue that waits longer for the others goes its own way
+constexpr uint64_t kHoldNs = 500'000'000;         // a steered queue that waits longer for the others goes its own way
 
 struct Need {
   int64_t counter, value;
@@ -216,7 +216,7 @@ class Run {
 
   template <class F>
   void hold(F ready) {
-    for (int64_t turn = 0; turn < kHoldTurns; ++turn) {
+    for (const uint64_t start = amk::now_ns(); amk::now_ns() - start < kHoldNs && amk::load_acquire(&abort_) == 0;) {
       bool all = true;
       for (size_t r = 0; r < places_.size(); ++r) all &= bool(ready(r));
       if (all) return;

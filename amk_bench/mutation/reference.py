@@ -1,0 +1,125 @@
+"""Mutants of the Python reference validator, against the oracle and the native validator on schedules of every attack class.
+
+A mutant is killed by a verdict that the oracle or the native validator does not share, by an exception, or by a time-out.  What
+survives is either argued to change nothing, in ``reports/data/mutation/equivalent.json``, or fails the run.
+"""
+
+from __future__ import annotations
+
+import ast
+import signal
+import time
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amk_bench.adversary import run as attack
+from amk_bench.adversary.regressions import REGRESSIONS
+from amk_bench.mutation import python
+from amk_core.schedule import oracle, reference, validate
+from amk_core.schedule.ir import Schedule
+
+PER_CLASS, SEED = 60, 77
+TIMEOUT_S = 3.0  # processor time of one verdict; the slowest takes a tenth of it
+
+
+def comparable(rules: frozenset[str]) -> frozenset[str]:
+    """What two validators must agree on: bytes that are raced for have no certain writer, tags that are broken no certain value,
+    and behind a deadlock only the prefix counts, which depends on the number of steps that are written out."""
+    if "LIVE" in rules:
+        return rules & {"LIVE", "RO", "FIT"}
+    if "RACE" in rules:
+        rules -= {"COVER", "FLOW"}
+    return rules - {"COVER"} if "TAG" in rules else rules
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A schedule and what is known of it: ``rules`` as the native validator says, None where it could not decide."""
+
+    where: str
+    s: Schedule
+    safe: bool
+    rules: frozenset[str] | None
+
+
+def known(where: str, s: Schedule) -> Known | None:
+    """What is known of a schedule; None where it is too large for the reference, or the oracle cannot decide."""
+    label = oracle.label(s)
+    if label.undecided is not None:
+        return None
+    try:
+        reference.validate(s)
+    except reference.TooLarge:
+        return None
+    native = validate(s, witness=False, certificate=False)
+    return Known(where, s, label.safe, None if native.undecided else comparable(native.rules))
+
+
+def corpus(per_class: int, seed: int = SEED) -> list[Known]:
+    """Every regression, and so many schedules of every attack class."""
+    found = [known(r.name, Schedule.from_json(r.build())) for r in REGRESSIONS]
+    for index in range(per_class):
+        for name in attack.CLASSES:
+            found.append(known(f"{name}/{seed}/{index}", Schedule.from_json(attack.schedule_json(name, seed, index))))
+    return [k for k in found if k is not None]
+
+
+def disagrees(module: Any, k: Known) -> bool:
+    """Whether a (mutated) reference says something else than what is known, raises, or hangs."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, TIMEOUT_S)
+    try:
+        said = module.validate(k.s)
+        return said.accepted != k.safe or (k.rules is not None and comparable(said.rules) != k.rules)
+    except Exception:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``survivors``: keys of the mutants that nothing noticed."""
+
+    mutants: int
+    survivors: tuple[str, ...]
+    schedules: int
+    seconds: float
+
+
+def run(known_ones: Sequence[Known], module: types.ModuleType = reference, only: frozenset[str] | None = None) -> Result:
+    """Try every mutant of the module (or those with the given keys); the schedules that kill most come first."""
+
+    def hangs(*_: object) -> None:
+        raise TimeoutError
+
+    old = signal.signal(signal.SIGVTALRM, hangs)
+    start = time.monotonic()
+    try:
+        assert module.__file__ is not None
+        tree = ast.parse(Path(module.__file__).read_text("utf-8"))
+        assert not any(disagrees(python.load(tree, module), k) for k in known_ones[:200]), "the module itself disagrees"
+        order = list(known_ones)
+        found = list(python.mutants(tree))
+        survivors, tried = [], 0
+        for m, key in zip(found, python.keys(tree, found), strict=True):
+            if only is not None and key not in only:
+                continue
+            tried += 1
+            m.apply()
+            try:
+                mutated = python.load(tree, module)
+            except Exception:
+                continue
+            finally:
+                m.undo()
+            killer = next((n for n, k in enumerate(order) if disagrees(mutated, k)), None)
+            if killer is None:
+                survivors.append(key)
+            else:
+                order.insert(killer // 2, order.pop(killer))
+    finally:
+        signal.signal(signal.SIGVTALRM, old)
+    return Result(tried, tuple(survivors), len(known_ones), time.monotonic() - start)
