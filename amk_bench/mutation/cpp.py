@@ -1,7 +1,7 @@
 """Mutants of C++ sources as schemata: one compilation holds all of them, and an integer chooses which one is alive.
 
-libclang finds the expressions and statements; each is wrapped so that it behaves as written unless its number is chosen.  The wrapped
-text nests, so every place of a file can be changed at once.
+libclang finds the expressions and statements; each is wrapped so that it behaves as written unless its number is chosen.  Wraps
+nest, so every place of a file can be changed at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ AMK_OPERATION(bor, |, &)
 }  // namespace amk_mutants
 """
 COMPARISONS = {"<": ("lt", "<=", ">="), "<=": ("le", "<", ">"), ">": ("gt", ">=", "<="), ">=": ("ge", ">", "<")}
-OPERATIONS = {"+": ("add", "-"), "-": ("sub", "+"), "*": ("mul", "+"), "/": ("div", "*"), "%": ("mod", "*"), "&": ("band", "|"), "|": ("bor", "&")}
+OPERATIONS = {
+    "+": ("add", "-"),
+    "-": ("sub", "+"),
+    "*": ("mul", "+"),
+    "/": ("div", "*"),
+    "%": ("mod", "*"),
+    "&": ("band", "|"),
+    "|": ("bor", "&"),
+}
 NS = "amk_mutants::"
 
 
@@ -144,7 +152,7 @@ class Schemata:
     # ---- places
     def _visit(self, node: Any, function: str) -> None:
         K, kind = self._kind, node.kind
-        start, end = self._at(node)
+        start = self._at(node)[0]
         if kind in (K.CXX_METHOD, K.FUNCTION_DECL, K.FUNCTION_TEMPLATE, K.CONSTRUCTOR):
             function = node.spelling
         self._function = function
@@ -165,12 +173,14 @@ class Schemata:
             self._wrap(node, f"({NS}m({k}) != bool(", "))")
         elif kind == K.INTEGER_LITERAL:
             self._literal(node)
-        elif kind == K.CXX_BOOL_LITERAL_EXPR and self._once(node):
+        elif kind == K.CXX_BOOL_LITERAL_EXPR and self._short(node) in ("true", "false") and self._once(node):
             k = self._new(node, f"not {self._short(node)}")
             self._wrap(node, f"({NS}m({k}) != ", ")")
-        elif kind == K.RETURN_STMT and children and children[0].type.get_canonical().kind.name == "BOOL" and self._once(children[0]):
+        elif (
+            kind == K.RETURN_STMT and children and children[0].type.get_canonical().kind.name == "BOOL" and self._once(children[0])
+        ):
             k = self._new(node, *(f"return {self._short(children[0])} -> {x}" for x in ("true", "false")))
-            self._wrap(children[0], f"({NS}m({k}) ? true : {NS}m({k + 1}) ? false : bool(", "))")
+            self._wrap(children[0], f"({NS}m({k}) ? true : {NS}m({k + 1}) ? false : bool((", ")))")
         for body in self._bodies(node, children):
             self._statement(body)
         for child in children:
@@ -196,7 +206,7 @@ class Schemata:
         if not behind.startswith(")" if statement else ("?", ")")):
             return
         k = self._new(test, *(f"condition {self._short(test)} -> {x}" for x in ("true", "false")))
-        self._wrap(test, f"({NS}m({k}) ? true : {NS}m({k + 1}) ? false : bool(", "))")
+        self._wrap(test, f"({NS}m({k}) ? true : {NS}m({k + 1}) ? false : bool((", ")))")
 
     def _binary(self, node: Any, left: Any, right: Any) -> None:
         (left_start, left_end), (right_start, right_end) = self._at(left), self._at(right)
@@ -217,7 +227,9 @@ class Schemata:
             self._wrap(node, f"({NS}m({k}) != bool(", "))")
         elif op in ("&&", "||"):
             both = op == "&&"
-            k = self._new(node, f"{op} -> {'||' if both else '&&'} in {text}", f"without {self._short(left)}", f"without {self._short(right)}")
+            k = self._new(
+                node, f"{op} -> {'||' if both else '&&'} in {text}", f"without {self._short(left)}", f"without {self._short(right)}"
+            )
             neutral = [f"({NS}m({n}) || bool(" if both else f"(!{NS}m({n}) && bool(" for n in (k + 1, k + 2)]
             self._wrap(node, f"({neutral[0]}", f")) : {'' if both else '!'}{NS}m({k}))",
                        (left_end, right_start, f")) {'!=' if both else '=='} {NS}m({k}) ? {neutral[1]}"))  # fmt: skip
@@ -229,9 +241,9 @@ class Schemata:
     def _literal(self, node: Any) -> None:
         start, end = self._at(node)
         before, behind = self._raw[:start].decode().rstrip()[-1:], self._raw[end:].decode().lstrip()[:1]
-        if (before in "<," and behind == ">") or not self._once(node):
-            return  # a template argument
         text = self._raw[start:end].decode()
+        if (before in "<," and behind == ">") or not text[:1].isdigit() or not self._once(node):
+            return  # a template argument, or the compiler's own
         k = self._new(node, f"{text} + 1", f"{text} - 1")
         self._wrap(node, "(", f" + {NS}d({k}))")
 

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from amk_bench.adversary import run as attack
+from amk_bench.adversary.net import Json
 from amk_bench.adversary.regressions import REGRESSIONS
 from amk_bench.mutation import python
+from amk_bench.mutation.edges import edges
 from amk_core.schedule import oracle, reference, validate
 from amk_core.schedule.ir import Schedule
 
-PER_CLASS, SEED = 60, 77
+PER_CLASS, SEED = 16, 77
+MAX_COST_S = {"opaque": 0.02, "real": 0.12}  # processor time of the reference and the oracle on a schedule of the corpus
 TIMEOUT_S = 3.0  # processor time of one verdict; the slowest takes a tenth of it
 
 
@@ -59,12 +62,22 @@ def known(where: str, s: Schedule) -> Known | None:
 
 
 def corpus(per_class: int, seed: int = SEED) -> list[Known]:
-    """Every regression, and so many schedules of every attack class."""
-    found = [known(r.name, Schedule.from_json(r.build())) for r in REGRESSIONS]
-    for index in range(per_class):
-        for name in attack.CLASSES:
-            found.append(known(f"{name}/{seed}/{index}", Schedule.from_json(attack.schedule_json(name, seed, index))))
-    return [k for k in found if k is not None]
+    """Every edge, every regression, and so many schedules of every attack class, cheap ones first.
+
+    Of those with code (real operations) only the cheaper ones are taken, of the others only the cheap ones.
+    """
+    sources: list[tuple[str, Json]] = [*edges(), *((r.name, r.build()) for r in REGRESSIONS)]
+    sources += [
+        (f"{name}/{seed}/{index}", attack.schedule_json(name, seed, index)) for index in range(per_class) for name in attack.CLASSES
+    ]
+    found: list[tuple[float, Known]] = []
+    for where, data in sources:
+        start = time.process_time()
+        k = known(where, Schedule.from_json(data))
+        cost = time.process_time() - start
+        if k is not None and cost < (MAX_COST_S["real"] if (k.s.columns.task_op != 0).any() else MAX_COST_S["opaque"]):
+            found.append((cost, k))
+    return [k for _, k in sorted(found, key=lambda x: x[0])]
 
 
 def disagrees(module: Any, k: Known) -> bool:

@@ -1,0 +1,255 @@
+"""Small schedules at the borders of the rules: one more, one less, nothing at all.  The oracle says which of them are safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from amk_bench.adversary.net import Json, Net, access, affine
+
+ONE, ALL = (0, 1), (0, 2)
+
+
+def _tagged(n: Net, cols: int = 1, rows: int = 1, **extra: object) -> int:
+    return n.buffer(cols, rows, **{"dtype": "tag64", "lifetime": "persistent", "tagged": True} | extra)  # type: ignore[arg-type]
+
+
+def _references() -> list[Json]:
+    """Names that do not exist, sizes that mean nothing, ranges at and over the edge."""
+    out = []
+
+    def simple() -> Net:
+        n = Net(2)
+        x, c = n.buffer(2, filled=True), n.counter()
+        n.task(0, [], [access(x, ALL)], [], [(c, 1)])
+        n.task(1, [access(x, ALL)], [], [(c, 1)])
+        return n
+
+    for change in range(12):
+        n = simple()
+        if change == 0:
+            n.extra["variables"] = {"p": {"count": 1, "min": 2, "max": 1}}
+        elif change == 1:
+            n.pool("small", -2)
+        elif change in (2, 3, 4, 5):
+            n.extra["stop"] = {"buffer": (0, 7, 0, -1)[change - 2], "task": (9, 0, -1, 0)[change - 2]}
+        elif change == 6:
+            n.buffers[0]["offset"] = -8
+        elif change in (7, 8):
+            n.pools[0]["bytes"] = 8 - (change == 8)
+        elif change == 9:
+            n.initial[0]["cols"] = [0, 3]
+        elif change == 10:
+            n.initial[0]["rows"] = [1, 0]
+        elif change == 11:
+            n.tasks[1]["reads"][0]["cols"] = [1, 1]
+        out.append(n.json())
+    for steps in (0, 1, 2):
+        s = simple().json()
+        s["steps"] = steps
+        out.append(s)
+    for amount in (2**30, 2**31 - 1, 2**31, 2**30 - 1):
+        n = Net(1, 2 if amount < 2**31 - 1 else 1)
+        c = n.counter()
+        n.task(0, signals=[(c, amount)])
+        out.append(n.json())
+    for e, t, amount in ((0, 0, 1), (0, 2, 1), (-1, 1, 1), (0, 1, 0), (0, 1, -1)):
+        n = Net(2)
+        c = n.counter()
+        n.task(0, signals=[(c, amount)])
+        n.task(1, waits=[(c, t, e)])
+        out.append(n.json())
+    for lo, hi in ((0, 2), (0, 3), (-1, 1), (2, 2), (2, 1), (3, 3), (0, 0)):
+        for rows in (False, True):
+            n = Net(1)
+            x = n.buffer(2, 2, lifetime="persistent", filled=True)
+            n.task(0, [access(x, *((ALL, (lo, hi)) if rows else ((lo, hi), ALL)))])
+            out.append(n.json())
+    return out
+
+
+def _tags() -> list[Json]:
+    """Alignment and width, two names, two writers, tags that nobody reads, the tag before, readers that may not read."""
+    out = []
+    for dtype, offset in (("tag64", 0), ("tag64", 4), ("i64", 8), ("f32", 0), ("tag64", 8)):
+        n = Net(2)
+        x = _tagged(n, dtype=dtype, offset=offset)
+        n.task(0, [], [access(x, ONE)])
+        n.task(1, [access(x, ONE)])
+        out.append(n.json())
+    for ordered in (0, 1, 2):  # a tag that nobody reads, and the next writer of the address on another queue
+        n = Net(3, 2)
+        x, c, d = _tagged(n, 1, 2), n.counter(), n.counter()
+        n.task(0, [], [access(x, ONE, affine(1, mod=2))], [(d, 1, -1)] if ordered == 2 else [], [(c, 1)])
+        n.task(1, [], [access(x, ONE, affine(1, mod=2, add=1))], [(c, 1)] if ordered else [(c, 1, -1)], [(d, 1)])
+        out.append(n.json())
+    for maybe in (False, True):
+        for back in (False, True):
+            n = Net(2, 3)
+            x, c = _tagged(n), n.counter()
+            n.task(0, [], [access(x, ONE)], [(c, 1, -1)] if back else [])
+            n.task(1, [access(x, ONE, **({"maybe": True} if maybe else {}))], [], [], [(c, 1)])
+            out.append(n.json())
+    for filled in (False, True):
+        for steps in (1, 2):
+            for maybe in (False, True):
+                n = Net(1, steps)
+                x = _tagged(n, filled=filled)
+                n.task(0, [access(x, ONE, epoch=-1, **({"maybe": True} if maybe else {}))])
+                n.task(0, [], [access(x, ONE)])
+                out.append(n.json())
+    for how in ("twice", "same task", "read and write", "other column"):
+        n = Net(1)
+        x = _tagged(n, 2)
+        n.task(0, [], [access(x, ONE), *([access(x, ONE)] if how == "same task" else [])])
+        if how == "twice":
+            n.task(0, [], [access(x, ONE)])
+        elif how == "read and write":
+            n.task(0, [access(x, ONE)], [access(x, (1, 2))])
+        elif how == "other column":
+            n.task(0, [], [access(x, (1, 2))])
+        n.task(0, [access(x, ONE)])
+        out.append(n.json())
+    for behind in (False, True):  # a dead end in front of the writer that would overtake
+        n = Net(3, 1)
+        x, c, d = _tagged(n), n.counter(), n.counter()
+        n.task(0, [], [access(x, ONE)])
+        n.task(1, [access(x, ONE)])
+        n.task(2, waits=[(c, 1)], signals=[(d, 1)])
+        n.task(2, waits=[(d, 1)], signals=[(c, 1)])
+        if behind:
+            n.task(2, [], [access(x, ONE)])
+        out.append(n.json())
+    return out
+
+
+def _cover() -> list[Json]:
+    """Certain and maybe writes, steps, initial data, outputs and rows for the host."""
+    out = []
+    for life in ("step", "persistent"):
+        for filled in (False, True):
+            for maybe in (False, True):
+                for steps in (1, 2):
+                    n = Net(1, steps)
+                    x = n.buffer(2, lifetime=life, filled=filled)
+                    n.task(0, [], [access(x, ONE, **({"maybe": True} if maybe else {}))])
+                    n.task(0, [access(x, ONE)])
+                    n.task(0, [access(x, (1, 2), **({"maybe": True} if maybe else {}))])
+                    out.append(n.json())
+    for rows in (1, 2, 3):
+        for mod in (None, 2):
+            for life in ("host", "persistent"):
+                for twice in (False, True):
+                    n = Net(1, 2)
+                    y = n.buffer(1, rows, kind="output", lifetime=life)
+                    n.task(0, [], [access(y, ONE, affine(1, mod=mod))])
+                    if twice:
+                        n.task(0, [], [access(y, ONE, (0, 1))])
+                    out.append(n.json())
+    for late in (False, True):  # an output that another name overwrites, in the last step or in each
+        n = Net(1, 2)
+        y = n.buffer(1, kind="output", lifetime="persistent")
+        z = n.buffer(1, lifetime="persistent", offset=0)
+        n.task(0, [], [access(z if late else y, ONE)])
+        n.task(0, [], [access(y if late else z, ONE)])
+        out.append(n.json())
+    return out
+
+
+def _stop() -> list[Json]:
+    """Deciding late, in the middle of a queue, never, or somebody else deciding."""
+    out = []
+    for waits in ([], [-1], [0]):
+        for first in (False, True):
+            for maybe in (False, True):
+                n = Net(2, 3)
+                stop, other, c = n.buffer(1, rows=3, lifetime="host"), n.buffer(1, lifetime="persistent"), n.counter()
+                if not first:
+                    n.task(1)
+                n.task(1, waits=[(c, 1, e) for e in waits])
+                sampler = n.task(
+                    0, [], [access(other, ONE), access(stop, ONE, affine(1), **({"maybe": True} if maybe else {}))], [], [(c, 1)]
+                )
+                n.extra["stop"] = {"buffer": stop, "task": sampler}
+                out.append(n.json())
+    n = Net(2, 2)  # a queue that never gets as far as the next step
+    stop, c, d = n.buffer(1, rows=2, lifetime="host"), n.counter(), n.counter()
+    sampler = n.task(0, [], [access(stop, ONE, affine(1))], [], [(c, 1)])
+    n.task(1, waits=[(d, 1)])
+    n.task(1, signals=[(d, 1)])
+    n.extra["stop"] = {"buffer": stop, "task": sampler}
+    out.append(n.json())
+    n = Net(1, 1)
+    n.extra["stop"] = {"buffer": n.buffer(1, lifetime="host"), "task": n.task(0)}
+    out.append(n.json())
+    return out
+
+
+def _live() -> list[Json]:
+    """Dead ends, what lies in front of and behind them, and thresholds of one more and one less."""
+    out = []
+    for race in ("front", "behind", "none"):
+        n = Net(2, 2)
+        x, a, b = n.buffer(1, lifetime="persistent"), n.counter(), n.counter()
+        for q, (own, other) in enumerate(((a, b), (b, a))):
+            n.task(q, [], [access(x, ONE)] if race == "front" else [])
+            n.task(q, waits=[(other, 1)], signals=[(own, 1)])
+            n.task(q, [], [access(x, ONE)] if race == "behind" else [])
+        out.append(n.json())
+    for threshold in (1, 2, 3):
+        for e in (0, -1):
+            for back in (False, True):
+                n = Net(3, 3)
+                x, c, d = n.buffer(3, lifetime="persistent", filled=True), n.counter(), n.counter()
+                n.task(0, [], [access(x, ONE)], [(d, 1, -1)] if back else [], [(c, 1)])
+                n.task(1, [], [access(x, (1, 2))], [(d, 1, -1)] if back else [], [(c, 2)])
+                n.task(2, [access(x, ALL)], [], [(c, threshold, e)], [(d, 1)])
+                out.append(n.json())
+    for bytes_, sms, queues in ((8, 2, 2), (9, 2, 2), (8, 1, 2), (None, 2, 2), (8, 2, 1)):
+        n = Net(queues)
+        n.pool("smem", bytes_, per_queue=True)
+        x = n.buffer(2, pool="smem")
+        for q in range(queues):
+            n.task(q, [], [access(x, ALL)])
+            n.task(q, [access(x, ALL)])
+        n.extra["target"] = {"sms": sms, "smem_bytes": 8, "arch": "sm_90"}
+        out.append(n.json())
+    return out
+
+
+def _proxy() -> list[Json]:
+    """Fences of asynchronous reads and completion of asynchronous stores: last on the queue, followed, signalling, unreachable."""
+    out = []
+    for steps in (1, 2):
+        for fences in ([], ["bulk.wait_group"], ["bulk.wait_group.read"]):
+            for signals in (False, True):
+                for last in (False, True):
+                    n = Net(1, steps)
+                    x, c = n.buffer(1), n.counter()
+                    n.task(0, [], [access(x, ONE, proxy="async")], [], [(c, 1)] if signals else [], fences=fences)
+                    if not last:
+                        n.task(0)
+                    out.append(n.json())
+    for dead in (False, True):
+        n = Net(1)
+        x, c = n.buffer(1), n.counter()
+        if dead:
+            n.task(0, waits=[(c, 1)])
+        n.task(0, [], [access(x, ONE, proxy="async")])
+        n.task(0, signals=[(c, 1)])
+        out.append(n.json())
+    for write, read in ((False, False), (True, False), (False, True), (True, True)):
+        for apart in (False, True):
+            n = Net(1)
+            x = n.buffer(2, filled=True)
+            n.task(0, [], [access(x, ONE, **({"proxy": "async"} if write else {}))], fences=["bulk.wait_group"])
+            n.task(0, [access(x, (1, 2) if apart else ONE, **({"proxy": "async"} if read else {}))])
+            out.append(n.json())
+    return out
+
+
+GROUPS: tuple[Callable[[], list[Json]], ...] = (_references, _tags, _cover, _stop, _live, _proxy)
+
+
+def edges() -> list[tuple[str, Json]]:
+    """(name, schedule) of all of them."""
+    return [(f"{group.__name__.strip('_')}/{k}", s) for group in GROUPS for k, s in enumerate(group())]
