@@ -1,5 +1,5 @@
-# Two commands for a user (make bench, make test) and four for a developer (make native, make lint, make proof,
-# make clean).
+# Two commands for a user (make bench, make test) and five for a developer (make native, make lint, make proof,
+# make mutation, make clean).
 # They make their own environment in $(VENV) and keep it while it is up to date.  Everything comes from the package index
 # that pip is configured for.  Override PYTHON to choose an interpreter, PIP to choose an installer.
 PYTHON ?= python3
@@ -15,13 +15,14 @@ SOURCES := $(NATIVE) $(shell find amk_core amk_bench vm kernels suites fleet -na
 # The requirements of one extra, one a line.
 EXTRA = $(BIN)/python -c 'import sys, tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))'
 
-.PHONY: help bench test native lint proof env clean
+.PHONY: help bench test native lint proof mutation env clean
 help:
 	@echo 'make bench   measure this machine: installs, fetches a model, runs the suites, prints the table'
 	@echo 'make test    tests of the packages and the default validator suite'
 	@echo 'make native  build the extension in place, for running from the source tree'
 	@echo 'make lint    ruff and mypy --strict'
 	@echo 'make proof   compile the theory in proofs/ (needs Coq) and check that no theorem rests on an axiom'
+	@echo 'make mutation   change every place of the validator and its checkers once, and see whether anything notices (long)'
 	@echo 'make clean   remove the environment and everything built'
 
 bench: env
@@ -68,6 +69,11 @@ native:
 
 proof:
 	@$(MAKE) --no-print-directory -C proofs
+
+mutation: $(VENV)/.amk
+	$(EXTRA) mutation > $(VENV)/mutation.txt
+	$(PIP) install -r $(VENV)/mutation.txt
+	for what in reference checker validator; do $(BIN)/python -m amk_bench.mutation.run $$what || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks amk_core/_native*.so

@@ -5,7 +5,7 @@ rejected for: a race is reported, a deadlock hangs, wrong data flow is a wrong v
 except where the run is *steered*: the queues are led to the state that the finding's witness names, and there the two tasks start
 together.
 
-``python -m amk_bench.adversary.corroborate --n 4000 --out FILE`` writes the rates per class.
+``python -m amk_bench.adversary.corroborate --full --out FILE`` writes the rates per class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from amk_core.schedule.ir import MAYBE, WRITE, Schedule
 from amk_core.schedule.validate import Verdict, validate
 from amk_core.schedule.walk import Walk
 
-DEFAULT_N, FULL_N = 400, 12_000
+DEFAULT_N, FULL_N = 400, 6_000
 RUNS = 4  # of each launch of a schedule
 LAUNCHES = 2  # values of the launch variables, of `maybe` accesses and of the stop: tried at random
 STEERED = 3  # at least, of a witness; every value of the launch variables where there are no more than MAX_ASSIGNMENTS

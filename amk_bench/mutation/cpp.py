@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +81,7 @@ class Schemata:
     """Plants every mutant of a file; numbers go on from file to file."""
 
     def __init__(self, includes: Sequence[Path]) -> None:
-        import nanobind
-
-        system = [*_system_includes(), sysconfig.get_path("include"), nanobind.include_dir()]
-        self._args = ["-x", "c++", "-std=c++20", *(f"-isystem{d}" for d in system), *(f"-I{d}" for d in includes)]
+        self._args = ["-x", "c++", "-std=c++20", *(f"-isystem{d}" for d in _system_includes()), *(f"-I{d}" for d in includes)]
         self.mutants: list[Mutant] = []
 
     def plant(self, path: Path) -> str:

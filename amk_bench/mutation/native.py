@@ -20,9 +20,10 @@ import numpy as np
 from amk_bench.adversary import run as attack
 from amk_bench.adversary.certificates import corrupt
 from amk_bench.adversary.mutations import OPERATORS
-from amk_bench.adversary.net import Json
+from amk_bench.adversary.net import Json, Net, access, affine
 from amk_bench.adversary.regressions import REGRESSIONS
 from amk_bench.mutation.cpp import HEADER, Mutant, Schemata
+from amk_bench.mutation.edges import edges
 from amk_bench.mutation.reference import comparable
 from amk_core.resources import source_root
 from amk_core.schedule import ops, oracle, reference, validate
@@ -40,6 +41,12 @@ CHANGES = (
     "drop_wait", "threshold_minus_one", "late_wait", "flip_epoch", "wrong_counter", "swap_in_queue", "drop_signal",
     "redirect_signal", "grow_tile", "shift_tile", "alias_buffers",
 )  # fmt: skip
+# Classes with ranges that move, of which more are taken, and classes of which one schedule has every number damaged.
+MOVING_CLASSES = frozenset(
+    ("kv_row_off_by_one", "ring_row_wrap", "deferred_append", "two_first_positions", "inactive_append", "moving_ranges",
+     "late_race", "overtaking_safe", "random_tags", "tag_ping_pong", "sub_byte_neighbours")
+)  # fmt: skip
+DAMAGED_CLASSES = frozenset(("kv_row_off_by_one", "tag_orders_plain_data", "placed"))
 RULES_INDEX = 6  # schedules of a class below this index are also given to the slow reference, for their rules
 
 
@@ -108,6 +115,7 @@ def _words(accept: bool, rules: int, kept: int, tables: bytes, certificate: Cert
 
 
 def _schedules(per_class: int, seed: int) -> Iterator[tuple[int, Json]]:
+    yield from ((0, data) for _, data in edges())
     for r in REGRESSIONS:
         yield 0, r.build()
     for index in range(per_class):
@@ -142,54 +150,118 @@ def validator_cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
         yield _words(label.safe, rules, kept, pack(s), None)
 
 
-def _damage(rng: random.Random, tables: bytes) -> bytes:
-    """Tables with one number of one section changed."""
-    sections = {n: a.copy() for n, a in read_sections(TABLES_MAGIC, tables).items()}
-    name = rng.choice([n for n, a in sections.items() if a.size and n != "names"])
-    a = sections[name].reshape(-1)
-    x = rng.randrange(a.size)
-    old = int(a[x])
-    limit = np.iinfo(a.dtype)
-    a[x] = rng.choice(
-        [v for v in (old + 1, old - 1, old + 2, -1, -2, 0, 1, 2, limit.max, 1000) if limit.min <= v <= limit.max and v != old]
-    )
-    return write_sections(TABLES_MAGIC, sections)
+# Sections of the tables whose numbers are damaged one by one, and the values that they get.
+DAMAGED = (
+    "header", "pools", "buffers", "affine", "counters", "wait_counter", "wait_t", "wait_e", "sig_counter", "sig_amount",
+    "acc_buffer", "acc_raff", "acc_caff", "acc_flags", "acc_r1", "acc_c0", "queue_task",
+)  # fmt: skip
+VALUES = (-2, -1, 0, 1, 2, 3, 4, 2**31 - 1, 2**31, 2**60 - 1, 2**60)
+BUFFER_FIELDS, AFFINE_FIELDS = (
+    9,
+    7,
+)  # numbers of a row; a buffer's are kind, dtype, bits, rows, cols, pool, offset, lifetime, tagged
+
+
+def _damages(tables: bytes, most: int) -> Iterator[tuple[bytes, bool]]:
+    """(tables with one number changed, whether they are senseless, so that no checker may take them)."""
+    sections = read_sections(TABLES_MAGIC, tables)
+    for name in DAMAGED:
+        limit = np.iinfo(sections[name].dtype)
+        size = sections[name].size
+        for x in range(min(size, most)):
+            near = (int(sections[name].reshape(-1)[x]) + d for d in (1, -1))
+            for value in {*VALUES, *near, len(sections["counters"]), size}:
+                if not limit.min <= value <= limit.max:
+                    continue
+                changed = {n: a.copy() for n, a in sections.items()}
+                changed[name].reshape(-1)[x] = value
+                pools, variables = len(sections["pools"]) // 2, len(sections["variables"]) // 2
+                field = x % (BUFFER_FIELDS if name == "buffers" else AFFINE_FIELDS)
+                senseless = name == "buffers" and (
+                    (field in (2, 3, 4) and value < 1)
+                    or (field == 5 and not 0 <= value < pools)
+                    or (field == 6 and not 0 <= value < 2**60)
+                    or (field in (2, 3, 4) and value == 2**60)
+                )
+                senseless |= name == "affine" and ((field in (1, 5) and not -1 <= value < variables) or (field == 3 and value < 0))
+                yield write_sections(TABLES_MAGIC, changed), senseless
+
+
+def _long(steps: int, most: int) -> Iterator[Schedule]:
+    """Caches and rings whose steps and first positions are too many to be tried one by one."""
+    for mod in (None, 64):
+        for lag in (0, 1):
+            for order in ("this step", "the step before", "both"):
+                n = Net(2, steps)
+                rows = 64 if mod else steps + most + 1
+                kv, c, free = n.buffer(1, rows=rows, kind="kv", lifetime="persistent", filled=True), n.counter(), n.counter()
+                n.extra["variables"] = {"p0": {"count": 1, "min": 0, "max": most}}
+                row = affine(1, base="p0[0]", mod=mod, add=lag)
+                n.task(0, [], [access(kv, (0, 1), row)], [(free, 1, -1)] if order != "this step" else [], [(c, 1)])
+                span = affine(1, base="p0[0]", mod=mod) if mod else {"start": 0, "length": {"base": "p0[0]", "stride": 1, "add": 1}}
+                n.task(1, [access(kv, (0, 1), span)], [], [(c, 1)] if order != "the step before" else [(c, 1, -1)], [(free, 1)])
+                yield Schedule.from_json(n.json())
+
+
+def _swapped(rng: random.Random, c: Certificate) -> Certificate:
+    """Two places of the replay exchanged: each queue may keep its order while a tagged reader comes before its writer."""
+    order = c.replay.copy()
+    a, b = rng.randrange(order.size), rng.randrange(order.size)
+    order[a], order[b] = order[b], order[a]
+    return dataclasses.replace(c, replay=order)
 
 
 def checker_cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
     """Certificates on which both engines agree: true, corrupted, or for other tables than the ones at hand."""
     rng = random.Random(f"{seed}/checker")
     operators = [OPERATORS[name] for name in CHANGES]
+    damaged: set[str] = set()
 
-    def case(tables: bytes, c: Certificate) -> list[int] | None:
+    def case(tables: bytes, c: Certificate, senseless: bool = False) -> list[int] | None:
         c = dataclasses.replace(c, table_hash=table_hash(tables))
+        native = not check_certificate(tables, c)
         try:
-            verdicts = {not check_certificate(tables, c, engine=e) for e in ("native", "python")}
-        except Exception:  # the Python engine may stumble over tables that unpack cannot represent
-            return None
-        return _words(verdicts.pop(), -1, -1, tables, c) if len(verdicts) == 1 else None
+            python = not check_certificate(tables, c, engine="python")
+        except Exception:  # tables that make no sense make the readable engine stumble: as good as a refusal
+            python = False
+        return _words(native, -1, -1, tables, c) if senseless or native == python else None
 
-    for _, data in _schedules(per_class, seed):
-        s = Schedule.from_json(data)
-        if s.n_tasks * s.steps > 60 or s.defects:
-            continue
+    def around(name: str, s: Schedule) -> Iterator[list[int] | None]:
         v = validate(s, witness=False)
-        if v.certificate is None:
-            continue
+        c = v.certificate
         tables = pack(s)
-        tried: list[tuple[bytes, Certificate]] = [(tables, v.certificate)]
-        tried += [(tables, bad) for what, bad in (corrupt(rng, v.certificate) for _ in range(5)) if what != "hash"]
-        for _ in range(3):
+        if c is None:
+            return
+        yield case(tables, c)
+        moves = len(s.columns.affine) > 0
+        for what, bad in (corrupt(rng, c) for _ in range(6)):
+            if what != "hash":
+                yield case(tables, bad)
+        if any(b.tagged for b in s.buffers):
+            for _ in range(6):
+                yield case(tables, _swapped(rng, c))
+        for _ in range(8 if moves else 3):
             other = s.to_json()
             rng.choice(operators)(rng, other)
             changed = Schedule.from_json(other)
             if not changed.defects:
-                tried.append((pack(changed), v.certificate))
-        tried += [(_damage(rng, tables), v.certificate) for _ in range(3)]
-        for item in tried:
-            words = case(*item)
-            if words is not None:
-                yield words
+                yield case(pack(changed), c)
+        if name not in damaged and name in DAMAGED_CLASSES:
+            damaged.add(name)
+            for broken, senseless in _damages(tables, 20):
+                yield case(broken, c, senseless)
+
+    sources = [(name, Schedule.from_json(data)) for name, data in edges()]
+    sources += [("long", s) for steps, most in ((3, 2), (40, 300), (600, 3), (600, 300)) for s in _long(steps, most)]
+    for index in range(per_class):
+        for name in attack.CLASSES:
+            for more in range(4 if name in MOVING_CLASSES else 1):
+                sources.append((name, Schedule.from_json(attack.schedule_json(name, seed, index * 4 + more))))
+    for name, s in sources:
+        if (name == "long" or s.n_tasks * s.steps <= 60) and not s.defects:
+            for words in around(name, s):
+                if words is not None:
+                    yield words
 
 
 CASES: dict[str, Callable[[int], Iterator[list[int]]]] = {"validator": validator_cases, "checker": checker_cases}

@@ -1,6 +1,6 @@
 """The attack suite on real threads under ThreadSanitizer: what is accepted is silent, what is rejected shows why.
 
-Default: 400 schedules, a few seconds.  ``--full``: 12 000.
+Default: 400 schedules, a few seconds.  ``--full``: 6 000.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""Mutation testing of the validator: ``python -m amk_bench.mutation.run reference|checker|validator [--out FILE]``.
+
+Exit 0 when ``reports/data/mutation/equivalent.json`` accounts for every surviving mutant: why it changes nothing, or that no test
+notices it.  Exit 1 when one is new: a test is missing, or a line of that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from amk_core.resources import source_root
+
+PER_CLASS = {"reference": 12, "checker": 2, "validator": 12}
+
+
+def arguments(what: str) -> list[tuple[str, str]]:
+    """(pattern, argument) of the survivors that are accounted for, in the order of the file; the first that matches counts."""
+    root = source_root()
+    if root is None:
+        raise RuntimeError("run from a source tree: the sources and the list of arguments are there")
+    text = (root / "reports" / "data" / "mutation" / "equivalent.json").read_text("utf-8")
+    return [(entry["mutant"], entry["because"]) for entry in json.loads(text)[what]]
+
+
+def account(survivors: Sequence[str], known: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Survivors by the argument that accounts for them; those without one are under the empty string."""
+    out: dict[str, list[str]] = {}
+    for key in survivors:
+        because = next((why for pattern, why in known if re.fullmatch(pattern, key)), "")
+        out.setdefault(because, []).append(key)
+    return out
+
+
+def outcome(what: str, per_class: int, processes: int) -> Mapping[str, Any]:
+    """Try all mutants of one target: counts and survivors."""
+    if what == "reference":
+        from amk_bench.mutation import reference
+
+        cases = reference.corpus(per_class)
+        r = reference.run(cases)
+        killed = r.mutants - len(r.survivors)
+        return {
+            "mutants": r.mutants,
+            "cases": len(cases),
+            "deaths": {"verdict": killed, "lives": len(r.survivors)},
+            "survivors": r.survivors,
+        }
+    from amk_bench.mutation import native
+
+    with tempfile.TemporaryDirectory() as folder:
+        program = native.build(what, Path(folder), processes)
+        found = list(native.CASES[what](per_class))
+        native.write_corpus(found, Path(folder) / "corpus")
+        n = native.run(program, Path(folder) / "corpus", len(found), processes)
+    return {"mutants": n.mutants, "cases": n.cases, "deaths": n.deaths, "survivors": n.survivors, "report_only": n.report_only}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """See the module."""
+    p = argparse.ArgumentParser(prog="python -m amk_bench.mutation.run", description=__doc__)
+    p.add_argument("what", choices=sorted(PER_CLASS))
+    p.add_argument("--per-class", type=int, help="schedules of each attack class")
+    p.add_argument("--processes", type=int, default=1)
+    p.add_argument("--out", type=Path, help="result file (JSON)")
+    a: Any = p.parse_args(argv)
+    result = dict(outcome(a.what, a.per_class or PER_CLASS[a.what], a.processes))
+    groups = account(result["survivors"], arguments(a.what))
+    unexplained = groups.get("", [])
+    lives = len(result["survivors"])
+    result["survivors"] = {why or "no argument": keys for why, keys in groups.items()}
+    print(f"{a.what}: {result['mutants']} mutants on {result['cases']} cases: {result['deaths']}")
+    print(f"{lives} live, {lives - len(unexplained)} of them accounted for")
+    if a.out is not None:
+        a.out.write_text(json.dumps({"target": a.what, **result}, indent=1) + "\n")
+    if unexplained:
+        print("new survivors:", *unexplained, sep="\n  ", file=sys.stderr)
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""The mutation tools: every place is found, each mutant is one change, and what should be noticed is."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from amk_bench.mutation import python, reference, run
+from amk_bench.mutation.edges import edges
+from amk_core.schedule.ir import Schedule
+
+SOURCE = '''
+def clip(x, low):
+    """Never below low."""
+    if x < low and x != 7:
+        x = low
+    return x + 1
+'''
+CASES = [(1, 3), (3, 3), (7, 9), (4, 3), (0, 0)]
+
+
+def behaviour(tree: ast.Module) -> list[object]:
+    namespace: dict[str, object] = {}
+    exec(compile(tree, "toy", "exec"), namespace)
+    clip = namespace["clip"]
+    assert callable(clip)
+    return [clip(*case) for case in CASES]
+
+
+def test_every_mutant_of_a_module_is_one_change_that_can_be_undone() -> None:
+    tree = ast.parse(SOURCE)
+    plain, text = behaviour(tree), ast.unparse(tree)
+    found = list(python.mutants(tree))
+    keys = python.keys(tree, found)
+    assert len(set(keys)) == len(keys) == 14
+    alive = []
+    for m, key in zip(found, keys, strict=True):
+        m.apply()
+        assert ast.unparse(tree) != text, key
+        if behaviour(tree) == plain:
+            alive.append(key)
+        m.undo()
+        assert ast.unparse(tree) == text, key
+    assert alive == ["clip: Lt -> LtE in x < low"]  # equal numbers are clipped to themselves
+
+
+def test_the_borders_kill_mutants_of_the_reference() -> None:
+    known = [k for name, data in edges() if (k := reference.known(name, Schedule.from_json(data))) is not None]
+    only = frozenset(
+        (
+            "before: GtE -> Gt in clock[self.queue[a]] >= self.pos[a] + 1",
+            "threshold: GtE -> Gt in low >= need",
+            "tag_alignment: without b.offset % 8",
+            "races: without self.found.add('RACE')",
+        )
+    )
+    result = reference.run(known, only=only)
+    assert (result.mutants, result.survivors) == (4, ())
+
+
+def test_a_survivor_without_an_argument_is_not_accounted_for() -> None:
+    known = [(r"f: .*", "f is never called"), (r"g: 1 -> 2", "an index that wraps")]
+    groups = run.account(["f: a", "g: 1 -> 2", "g: 1 -> 0"], known)
+    assert groups == {"f is never called": ["f: a"], "an index that wraps": ["g: 1 -> 2"], "": ["g: 1 -> 0"]}
+
+
+TOY = """
+#include <cstdio>
+static int f(int a, int b) {
+  int out = 0;
+  for (int i = 0; i < 3; ++i) {
+    if (a < b && !(a == 2)) out += 2 * a;
+    else out -= 1;
+    if (i == 1) continue;
+    ++out;
+  }
+  return out;
+}
+static bool g(int a) { return a >= 2 || a == -1; }
+int main() {
+  for (int a = -2; a < 4; ++a) std::printf("%d %d ", f(a, 2), f(a, 3)), std::printf("%d\\n", int(g(a)));
+}
+"""
+
+
+ALIVE = ["1 + 1", "1 - 1"]  # skipping another one of the three rounds gives the same sum
+
+
+def test_schemata_of_a_c_plus_plus_file(tmp_path: Path) -> None:
+    pytest.importorskip("clang.cindex", reason="needs libclang: pip install libclang")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    from amk_bench.mutation import cpp
+
+    source = tmp_path / "toy.cpp"
+    source.write_text(TOY)
+    schemata = cpp.Schemata([tmp_path])
+    # the number comes from the command line: one program is all mutants
+    planted = schemata.plant(source) + "int amk_mutant = 0;\n"
+    planted = planted.replace("int main() {", "int main(int, char** argv) { amk_mutant = std::atoi(argv[1]);")
+    (tmp_path / "amk_mutants.hpp").write_text("#include <cstdlib>\n" + cpp.HEADER)
+    (tmp_path / "planted.cpp").write_text(planted)
+    program = tmp_path / "toy"
+    built = subprocess.run(
+        [compiler, "-std=c++20", "-w", f"-I{tmp_path}", str(tmp_path / "planted.cpp"), "-o", str(program)],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr[:3000]
+
+    def output(number: int) -> str:
+        try:
+            return subprocess.run([str(program), str(number)], capture_output=True, text=True, timeout=2).stdout
+        except subprocess.TimeoutExpired:
+            return "hangs"
+
+    plain = output(0)
+    mine = [m for m in schemata.mutants if m.function in ("f", "g")]
+    assert {m.what.split(" in ")[0] for m in mine} >= {
+        "< -> <=",
+        "&& -> ||",
+        "== -> !=",
+        "* -> +",
+        "without ++out;",
+        "0 + 1",
+        ">= -> >",
+    }
+    alive = [m.what for m in mine if output(m.number) == plain]
+    assert len(mine) > 40
+    assert alive == ALIVE
