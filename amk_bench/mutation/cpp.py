@@ -240,6 +240,8 @@ class Schemata:
         text = self._raw[start:end].decode()
         if (before in "<," and behind == ">") or not text[:1].isdigit() or not self._once(node):
             return  # a template argument, or the compiler's own
+        if re.search(r"\)\s*(const)?\s*(noexcept)?\s*=$", self._raw[max(0, start - 80) : start].decode(errors="replace").rstrip()):
+            return  # of a pure virtual function
         k = self._new(node, f"{text} + 1", f"{text} - 1")
         self._wrap(node, "(", f" + {NS}d({k}))")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from amk_core.resources import source_root
 
-PER_CLASS = {"reference": 12, "checker": 2, "validator": 12}
+PER_CLASS = {"reference": 12, "checker": 2, "validator": 6}
 
 
 def arguments(what: str) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def account(survivors: Sequence[str], known: Sequence[tuple[str, str]]) -> dict[
     return out
 
 
-def outcome(what: str, per_class: int, processes: int) -> Mapping[str, Any]:
+def outcome(what: str, per_class: int, processes: int, stride: int) -> Mapping[str, Any]:
     """Try all mutants of one target: counts and survivors."""
     if what == "reference":
         from amk_bench.mutation import reference
@@ -58,7 +58,7 @@ def outcome(what: str, per_class: int, processes: int) -> Mapping[str, Any]:
         program = native.build(what, Path(folder), processes)
         found = list(native.CASES[what](per_class))
         native.write_corpus(found, Path(folder) / "corpus")
-        n = native.run(program, Path(folder) / "corpus", len(found), processes)
+        n = native.run(program, Path(folder) / "corpus", len(found), processes, stride)
     return {"mutants": n.mutants, "cases": n.cases, "deaths": n.deaths, "survivors": n.survivors, "report_only": n.report_only}
 
 
@@ -67,10 +67,11 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m amk_bench.mutation.run", description=__doc__)
     p.add_argument("what", choices=sorted(PER_CLASS))
     p.add_argument("--per-class", type=int, help="schedules of each attack class")
+    p.add_argument("--stride", type=int, default=1, help="every so many mutants of native code only: a sample")
     p.add_argument("--processes", type=int, default=1)
     p.add_argument("--out", type=Path, help="result file (JSON)")
     a: Any = p.parse_args(argv)
-    result = dict(outcome(a.what, a.per_class or PER_CLASS[a.what], a.processes))
+    result = dict(outcome(a.what, a.per_class or PER_CLASS[a.what], a.processes, a.stride))
     groups = account(result["survivors"], arguments(a.what))
     unexplained = groups.get("", [])
     lives = len(result["survivors"])

@@ -1,5 +1,5 @@
 // Tries every mutant of the validator or of the checker on a corpus; each in a process of its own, which may crash or hang.
-// Arguments: corpus, first mutant, last mutant.  Prints one line a mutant: its number and how it died, or "lives".
+// Arguments: corpus, first mutant, last mutant, stride.  Prints one line a mutant: its number and how it died, or "lives".
 //   verdict   another verdict, or other rules, than the corpus says
 //   proof     an accepted schedule whose certificate does not hold (validator only)
 //   report    the same verdict, but other findings or another certificate than the code as written gives
@@ -142,13 +142,13 @@ Death judge(Case& c, bool learn) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return std::fprintf(stderr, "usage: %s CORPUS FIRST LAST\n", argv[0]), 2;
+  if (argc != 5) return std::fprintf(stderr, "usage: %s CORPUS FIRST LAST STRIDE\n", argv[0]), 2;
   std::vector<Case> corpus = read_corpus(argv[1]);
   for (size_t k = 0; k < corpus.size(); ++k)
     if (judge(corpus[k], true) != kLives) return std::printf("case %zu is judged otherwise by the code as written\n", k), 1;
   std::vector<size_t> order(corpus.size());
   for (size_t k = 0; k < order.size(); ++k) order[k] = k;
-  for (int m = std::atoi(argv[2]); m <= std::atoi(argv[3]); ++m) {
+  for (int m = std::atoi(argv[2]); m <= std::atoi(argv[3]); m += std::atoi(argv[4])) {
     int result[2];
     if (pipe(result)) return 2;
     std::fflush(stdout);
