@@ -35,7 +35,8 @@ namespace {
 enum Kind : int64_t { kRead, kWrite, kTaggedRead, kTaggedWrite };
 enum Status : int64_t { kDone, kHung, kNewerTag };
 
-constexpr uint64_t kPatienceNs = 3'000'000;       // then a waiting queue looks whether anybody can go on at all
+constexpr uint64_t kPatienceNs = 2'000;           // then a waiting queue looks whether anybody can go on at all
+constexpr int kNapUs = 20, kLongestNap = 20;      // and naps before it waits again, longer each time
 constexpr uint64_t kBoundNs = 20'000'000'000;     // of one wait, however it looks
 constexpr uint64_t kHoldNs = 500'000'000;         // a steered queue that waits longer for the others goes its own way
 
@@ -229,12 +230,13 @@ class Run {
   bool patient(F wait) {
     const amk::Spin spin{&abort_, &stop_at_, kPatienceNs};
     const uint64_t start = amk::now_ns();
-    for (;;) {
+    for (int attempt = 1;; ++attempt) {
       const amk::WaitStatus status = wait(spin);
       if (status == amk::kReady) return true;
       if (status == amk::kOvertaken) return fail(kNewerTag);
       if (status != amk::kTimedOut) return false;
       if (stuck() || amk::now_ns() - start > kBoundNs) return fail(kHung);
+      std::this_thread::sleep_for(std::chrono::microseconds(kNapUs * std::min(attempt, kLongestNap)));
     }
   }
   bool fail(Status why) {

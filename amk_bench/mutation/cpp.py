@@ -151,6 +151,8 @@ class Schemata:
         start = self._at(node)[0]
         if kind in (K.CXX_METHOD, K.FUNCTION_DECL, K.FUNCTION_TEMPLATE, K.CONSTRUCTOR):
             function = node.spelling
+            if self._source(*self._at(node)).endswith("= default"):
+                return  # the compiler's own
         self._function = function
         head = self._raw[start : start + 120].decode(errors="replace")
         if kind in (K.STATIC_ASSERT, K.ENUM_DECL, K.TYPE_ALIAS_DECL, K.USING_DIRECTIVE):

@@ -231,6 +231,29 @@ def _shared() -> Iterator[Schedule]:
                     yield Schedule.from_json(n.json())
 
 
+def _written_out() -> Iterator[Schedule]:
+    """Loops over a ring whose clocks are written out step by step, beside pairs that need an order in each step."""
+    for ahead in (None, 0, 1):
+        n = Net(4, 7)
+        ring, c, free = n.buffer(1, rows=5, lifetime="persistent"), n.counter(), n.counter()
+        n.task(0, [], [access(ring, (0, 1), affine(1, mod=5))], [(free, 1, -1)], [(c, 1)])
+        n.task(1, [access(ring, (0, 1), affine(1, mod=5))], [], [(c, 1)], [(free, 1)])
+        y, d, back = n.buffer(2, rows=9, lifetime="persistent", filled=True), n.counter(), n.counter()
+        write, read = ((0, 1), (0, 1)) if ahead is None else (affine(1), affine(1, add=ahead))
+        n.task(2, [], [access(y, (0, 2), write)], [(back, 1, -1)], [(d, 1)])
+        n.task(3, [access(y, (0, 2), read)], [], [(d, 1, 0 if ahead != 1 else -1)], [(back, 1)])
+        yield Schedule.from_json(n.json())
+
+
+def _nibbles(cut: int, second: int) -> Schedule:
+    """Two queues write parts of one row of 4-bit elements: columns below ``cut``, and from ``second`` on."""
+    n = Net(2)
+    x = n.buffer(6, dtype="i4")
+    n.task(0, [], [access(x, (0, cut))])
+    n.task(1, [], [access(x, (second, 6))])
+    return Schedule.from_json(n.json())
+
+
 def _swapped(rng: random.Random, c: Certificate) -> Certificate:
     """Two places of the replay exchanged: each queue may keep its order while a tagged reader comes before its writer."""
     order = c.replay.copy()
@@ -316,7 +339,14 @@ def checker_cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
             words = case(pack(_nearly_wrapping(amount)), most)
             if words is not None:
                 yield words
-    sources = [(name, Schedule.from_json(data)) for name, data in edges()]
+    apart = validate(_nibbles(2, 4)).certificate
+    if apart is not None:
+        for cut, second in ((2, 4), (2, 2), (3, 4), (3, 3), (1, 1), (2, 3)):
+            words = case(pack(_nibbles(cut, second)), apart)
+            if words is not None:
+                yield words
+    sources = [("written out", s) for s in _written_out()]
+    sources += [(name, Schedule.from_json(data)) for name, data in edges()]
     sources += [("long", s) for steps, most in ((3, 2), (40, 300), (600, 3), (600, 300)) for s in _long(steps, most)]
     sources += [("long", s) for s in (*_far(), *_shared())]
     for index in range(per_class):

@@ -62,10 +62,10 @@ def test_the_borders_kill_mutants_of_the_reference() -> None:
     assert (result.mutants, result.survivors) == (4, ())
 
 
-def test_a_survivor_without_an_argument_is_not_accounted_for() -> None:
+def test_a_survivor_without_an_argument_is_open() -> None:
     known = [(r"f: .*", "f is never called"), (r"g: 1 -> 2", "an index that wraps")]
     groups = run.account(["f: a", "g: 1 -> 2", "g: 1 -> 0"], known)
-    assert groups == {"f is never called": ["f: a"], "an index that wraps": ["g: 1 -> 2"], "": ["g: 1 -> 0"]}
+    assert groups == {"f is never called": ["f: a"], "an index that wraps": ["g: 1 -> 2"], "open": ["g: 1 -> 0"]}
 
 
 TOY = """
