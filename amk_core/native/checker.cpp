@@ -21,6 +21,8 @@ constexpr int64_t kMaxCells = 1 << 22;
 constexpr int64_t kMaxLag = 1 << 14;         // distances in steps that are tried one by one
 constexpr int64_t kMaxElement = int64_t{1} << 61;  // of a plain range
 constexpr int64_t kMaxSteps = int64_t{1} << 31;
+constexpr int64_t kMaxUnroll = 1 << 20;      // steps of written-out clocks
+constexpr int64_t kMaxRows = 1 << 16;        // rows of a range whose bytes are told apart; above, they are taken for one piece
 
 int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a - 1) / b + 1 : -(-a / b); }
 
@@ -78,7 +80,7 @@ class Checker {
     n = t.n_tasks, Q = t.n_queues;
     require(z.n_tasks == n && z.n_queues == Q, "certificate: it belongs to tables of another size");
     require(t.steps >= 1 && t.steps < kMaxSteps, "tables: no steps, or too many");
-    require(z.unroll == 0 || (z.unroll >= t.steps && z.unroll <= (1 << 20)), "certificate: its clocks do not reach over all steps");
+    require(z.unroll == 0 || (z.unroll >= t.steps && z.unroll <= kMaxUnroll), "certificate: its clocks do not reach over all steps");
     queue_.assign(size_t(n), -1), pos_.resize(size_t(n)), len_.resize(size_t(Q));
     require(t.queue_task.size() == size_t(n), "tables: the queues do not hold every task once");
     for (int64_t q = 0; q < Q; ++q) {
@@ -429,7 +431,7 @@ class Checker {
     std::vector<Span> out;
     if (r.lo >= r.hi || c.lo >= c.hi) return out;
     auto add = [&](Wide first, Wide last) { out.push_back({b.offset + first / 8, b.offset + (last + 7) / 8}); };
-    if ((c.lo <= 0 && c.hi >= b.cols) || r.hi - r.lo > (1 << 16))
+    if ((c.lo <= 0 && c.hi >= b.cols) || r.hi - r.lo > kMaxRows)
       add(r.lo * b.cols * b.bits, r.hi * b.cols * b.bits);
     else
       for (Wide row = r.lo; row < r.hi; ++row) add((row * b.cols + c.lo) * b.bits, (row * b.cols + c.hi) * b.bits);
@@ -452,6 +454,10 @@ class Checker {
     return !apart(a.rows.a, b.rows.a) && !apart(a.cols.a, b.cols.a);
   }
 
+  static bool alike(const AffineRow& x, const AffineRow& y) {
+    return !x.mod && !y.mod && x.stride == y.stride && !x.length_stride && !y.length_stride;
+  }
+
   struct Lags {  // the least distance in steps at which two accesses meet; -1: never
     bool now = false;
     int64_t forward = -1, backward = -1;
@@ -460,14 +466,13 @@ class Checker {
     Lags l;
     auto some = [&](int64_t k, bool swap) {
       const int64_t last = t.steps - 1 - k, ai = swap ? k : 0, bi = swap ? 0 : k;
-      if (a.buffer == b.buffer && t.buffers[a.buffer].bits >= 8 &&
-          !(may_meet(a.rows.a, b.rows.a, ai, bi, last) && may_meet(a.cols.a, b.cols.a, ai, bi, last)))
-        return false;
-      const int64_t stride = t.steps <= kExactSteps ? 1 : std::max<int64_t>(1, last);
-      if (stride > 1 && (a.rows.a.mod || a.cols.a.mod || b.rows.a.mod || b.cols.a.mod)) return true;
-      if (stride > 1 && a.buffer != b.buffer) return true;
-      for (int64_t i = 0; i <= last; i += stride)
-        if (swap ? overlap(a, i + k, b, i) : overlap(a, i, b, i + k)) return true;
+      const bool elements = a.buffer == b.buffer && t.buffers[a.buffer].bits >= 8;
+      if (elements && !(may_meet(a.rows.a, b.rows.a, ai, bi, last) && may_meet(a.cols.a, b.cols.a, ai, bi, last))) return false;
+      // More steps than are tried: one speaks for all where both move alike, and other ranges are taken to meet.
+      const bool all = t.steps <= kExactSteps;
+      if (!all && !(elements && alike(a.rows.a, b.rows.a) && alike(a.cols.a, b.cols.a))) return true;
+      for (int64_t i = 0; i <= (all ? last : 0); ++i)
+        if (overlap(a, ai + i, b, bi + i)) return true;
       return false;
     };
     l.now = some(0, false);

@@ -272,9 +272,9 @@ class _Checker:
             return False
         if self.steps <= EXACT_STEPS:
             return any(self.overlap(x, i + s, y, j + s) for s in range(last + 1))
-        if x.buffer != y.buffer or any(line[3] for line in (x.rows, x.cols, y.rows, y.cols)):
+        if not (self.same_elements(x, y) and _alike(x.rows, y.rows) and _alike(x.cols, y.cols)):
             return True
-        return any(self.overlap(x, i + s, y, j + s) for s in {0, last})
+        return self.overlap(x, i, y, j)  # they move alike: one step speaks for all
 
     def same_elements(self, x: _Access, y: _Access) -> bool:
         return x.buffer == y.buffer and self.s.buffers[x.buffer].dtype not in ("i4", "u4")
@@ -344,6 +344,11 @@ class _Checker:
 
 def _moves(line: Line) -> bool:
     return line[1] >= 0 or line[2] != 0 or line[3] != 0 or line[5] >= 0 or line[6] != 0
+
+
+def _alike(x: Line, y: Line) -> bool:
+    """Whether two ranges keep their distance in every step."""
+    return not (x[3] or y[3] or x[6] or y[6]) and x[2] == y[2]
 
 
 def _span(line: Line, i: int, v: Mapping[int, int]) -> tuple[int, int]:

@@ -157,6 +157,24 @@ def test_many_steps_are_decided_by_the_ends_of_their_ranges() -> None:
     assert check_certificate(tables, c20) == []
 
 
+@pytest.mark.parametrize("dtype", ["f32", "i4"])
+@pytest.mark.parametrize("row", [(0, 1), (300, 301), (699, 700)])
+def test_a_meeting_in_the_middle_of_many_steps_is_seen(dtype: str, row: tuple[int, int]) -> None:
+    """A fixed row and one that moves past it meet in one step of 700: the ends of the steps say nothing about it."""
+    n = Net(2, 700)
+    c, back = n.counter(), n.counter()
+    n.task(0, waits=[(back, 1, -1)], signals=[(c, 1)])
+    n.task(1, waits=[(c, 1, -1)], signals=[(back, 1)])
+    s = n.json()
+    _, _, clocks = certified(s)
+    x = n.buffer(2, rows=700, dtype=dtype, lifetime="persistent", filled=True)
+    n.tasks[0]["writes"] = [access(x, (0, 2), row)]
+    n.tasks[1]["reads"] = [access(x, (0, 2), affine(stride=1))]
+    racy = Schedule.from_json(n.json())
+    assert "RACE" in validate(racy).rules
+    assert "not ordered" in both(pack(racy), dataclasses.replace(clocks, table_hash=table_hash(pack(racy))))[0]
+
+
 def test_damaged_tables_are_refused_or_safe() -> None:
     """Random words of the tables change and the hash is forged: no crash, and nothing unsafe is let through."""
     rng, let_through = random.Random(3), 0
