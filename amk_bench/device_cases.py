@@ -185,6 +185,8 @@ MANY: tuple[tuple[int, Mapping[str, Any]], ...] = (
     (66, {"fuse_combine": False, "fuse_argmax": False}),
     (132, {"dependencies": "head", "attn_splits": 2, "tiles_per_queue": 2}),
     (33, {"fuse_qkv": False, "placement": "blocked", "embed_tiles": 3}),
+    (132, {"handoff": "counter"}),
+    (7, {"handoff": "counter", "fuse_combine": False}),
 )
 CASES: tuple[Case, ...] = (
     Case("exact-odd", "odd", "exact", steps=20, tokens=(20,), variants=MANY),
@@ -198,12 +200,12 @@ CASES: tuple[Case, ...] = (
     Case("fast-small-logits", "small", "fast", "logits", batch=2, chunk=5, p0=(0, 120), tokens=(13, 15), steps=3,
          variants=MANY[:3]),
     Case("fast-small-wide", "small", "fast", "logits", batch=3, chunk=16, p0=(0, 120, 7), tokens=(32, 20, 32), steps=2),
-    Case("fast-smol", "smol", "fast", steps=6, tokens=(6,), p0=(250,), context=512, variants=MANY[:3]),
-    Case("fast-wide", "wide", "fast", steps=3, tokens=(3,), p0=(600,), context=1024, variants=MANY[:2]),
+    Case("fast-smol", "smol", "fast", steps=6, tokens=(6,), p0=(250,), context=512, variants=(*MANY[:3], MANY[5])),
+    Case("fast-wide", "wide", "fast", steps=3, tokens=(3,), p0=(600,), context=1024, variants=(*MANY[:2], MANY[5])),
     Case("fast-wide-chunk", "wide", "fast", "logits", chunk=16, steps=2, tokens=(30,), p0=(600,), context=1024),
     Case("fast-big-chunk", "big", "fast", "logits", chunk=16, steps=1, tokens=(13,), p0=(300,), context=512,
          variants=((132, {}), (132, {"fuse_combine": False}))),
-    Case("fast-big", "big", "fast", steps=3, tokens=(3,), p0=(300,), context=512, variants=MANY[:2]),
+    Case("fast-big", "big", "fast", steps=3, tokens=(3,), p0=(300,), context=512, variants=(*MANY[:2], MANY[5])),
 )  # fmt: skip
 
 

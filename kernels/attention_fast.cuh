@@ -4,9 +4,14 @@
 // Per block of 128 positions: keys go from global memory into fragments (a warp owns eight positions in every 8 kWarps), values into shared
 // memory; scores -> shared memory; one warp a row takes maximum, exponentials and sum; then the product with the values, one warp an
 // 8-column tile over all 128 positions.  No sum depends on the other rows, on the split or on the chunk.
+//
+// Tagged: queries, the newest key and the newest value are polled, all other keys and values are on their way before; the task of
+// split 0 merges the blocks of all splits.
 #pragma once
 #include "common.cuh"
+#include "combine.cuh"
 #include "gemv_fast.cuh"
+#include "tagged.cuh"
 
 namespace amk {
 
@@ -16,14 +21,17 @@ struct AttentionWork {
   uint16_t* query[2]; // [16][kQueryStride], value and rest
   uint16_t* prob[2];  // [16][kProbStride]
   float* scores;      // [16][kScoreStride]
+  uint16_t* newest;   // [kHeadDim], tagged: the key of this step
+  float* inverse;     // [16], tagged: 1 / sum of a row
   __device__ __forceinline__ explicit AttentionWork(uint8_t* work) {
     values = reinterpret_cast<uint16_t*>(work);
     query[0] = values + kBlock * kValueStride, query[1] = query[0] + 16 * kQueryStride;
     prob[0] = query[1] + 16 * kQueryStride, prob[1] = prob[0] + 16 * kProbStride;
     scores = reinterpret_cast<float*>(prob[1] + 16 * kProbStride);
+    inverse = scores + 16 * kScoreStride, newest = reinterpret_cast<uint16_t*>(inverse + 16);
   }
   __host__ __device__ static constexpr int bytes() {
-    return (kBlock * kValueStride + 32 * kQueryStride + 32 * kProbStride) * 2 + 16 * kScoreStride * 4;
+    return (kBlock * kValueStride + 32 * kQueryStride + 32 * kProbStride) * 2 + 16 * kScoreStride * 4 + (kTagged ? 64 + kHeadDim * 2 : 0);
   }
 };
 static_assert(kExact || AttentionWork::bytes() <= kWorkBytes, "the work area is too small for attention");
@@ -52,7 +60,14 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   if (tokens == 0) return;
   const float scale = c.real(attn::scale);
   const int64_t part_stride = int64_t(splits) * blocks * (D + kPartHead);
-  float* part = c.at(attn::part) + int64_t(seq * kKvHeads + head) * kChunk * kGroup * part_stride;
+  float* part = c.at(attn::part) + (kTagged ? 2 : 1) * (int64_t(seq * kKvHeads + head) * kChunk * kGroup * part_stride);
+  const bool merges = kTagged && c.p(attn::out) >= 0, alone = merges && first < kBlock;  // alone: there is one block only
+  auto put = [&](int64_t at, float a, float b) {  // two values of the partials
+    if constexpr (kTagged)
+      store_floats(reinterpret_cast<uint2*>(part) + at, a, b, tag_of(c));
+    else
+      *reinterpret_cast<float2*>(part + at) = make_float2(a, b);
+  };
   const int64_t kv_row0 = int64_t(seq) * c.p(attn::ctx);
   const uint16_t* keys = c.at<const uint16_t>(attn::k) + head * D;
   const uint16_t* values = c.at<const uint16_t>(attn::v) + head * D;
@@ -64,11 +79,14 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
     const int there = first + tokens - start < kBlock ? first + tokens - start : kBlock;  // written positions of the block
     // Values to shared memory; positions that nobody wrote become zeros, since 0 * garbage may be NaN.
     const int used = up(there, 32);  // positions that enter the products
+    const bool newest = kTagged && start + there - 1 == first;
+    const int stored = there - (newest ? 1 : 0);  // positions that lie in the cache
     for (int i = c.thread; i < used * (D / 8); i += kThreads) {
       const int j = i / (D / 8), e = i % (D / 8) * 8;
+      if (newest && j == stored) continue;  // comes with the queries
       const uint32_t to = shared_address(work.values + j * W::kValueStride + e);
-      const uint16_t* from = values + (kv_row0 + start + (j < there ? j : 0)) * kKvSize + e;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(j < there ? 16 : 0) : "memory");
+      const uint16_t* from = values + (kv_row0 + start + (j < stored ? j : 0)) * kKvSize + e;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(j < stored ? 16 : 0) : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
     uint4 key[kKeyTiles][kKeyLoads];
@@ -77,24 +95,58 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
       const int j = (tile * kWarps + warp) * 8 + g;
       const uint16_t* from = keys + (kv_row0 + start + j) * kKvSize + t * 8;
 #pragma unroll
-      for (int i = 0; i < kKeyLoads; ++i) key[tile][i] = j < there ? load_shared_u32x4(from + i * 32) : make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < kKeyLoads; ++i) key[tile][i] = j < stored ? load_shared_u32x4(from + i * 32) : make_uint4(0, 0, 0, 0);
     }
     const int skip = start > first ? (start - first) * kGroup : 0;  // rows before it end before this block
     for (int r0 = skip / 16 * 16; r0 < n_rows; r0 += 16) {
       // Rows that do not exist keep whatever is there: a row of the products depends on nothing but itself.
       const int tile_rows = n_rows - r0 < 16 ? n_rows - r0 : 16;
-      for (int i = c.thread; i < tile_rows * (D / 2); i += kThreads) {
-        const int r = r0 + i / (D / 2), e = i % (D / 2) * 2;
-        const float2 q = load_shared_f32x2(c.at<const float>(attn::q) + int64_t(seq * kChunk + r / kGroup) * kQSize +
-                                (head * kGroup + r % kGroup) * D + e);
+      auto put_query = [&](int r, int e, float2 q) {
         const uint2 halves = split_bf16(q.x, q.y);
-        *reinterpret_cast<uint32_t*>(work.query[0] + (r - r0) * W::kQueryStride + e) = halves.x;
-        *reinterpret_cast<uint32_t*>(work.query[1] + (r - r0) * W::kQueryStride + e) = halves.y;
+        *reinterpret_cast<uint32_t*>(work.query[0] + r * W::kQueryStride + e) = halves.x;
+        *reinterpret_cast<uint32_t*>(work.query[1] + r * W::kQueryStride + e) = halves.y;
+      };
+      if constexpr (kTagged) {
+        constexpr int kMost = ((kGroup < 16 ? kGroup : 16) + 2) * (D / 2), kLoads = (kMost + kThreads - 1) / kThreads;
+        const int queries = tile_rows * (D / 2), all = queries + (newest && r0 <= skip ? D : 0);  // queries, key, value
+        uint4 v[kLoads];
+        poll(c, v, [&](int i) {
+          const int at = c.thread + i * kThreads, beyond = at - queries;
+          const int section = beyond < 0 ? (head * kGroup + r0) * D + 2 * at
+                                         : (beyond < D / 2 ? (kHeads + head) * D + 2 * beyond : (kHeads + kKvHeads + head) * D + 2 * beyond - D);
+          return at < all ? c.at<const uint2>(attn::q) + section : nullptr;
+        });
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const int at = c.thread + i * kThreads, beyond = at - queries;
+          const float2 x = floats_of(v[i]);
+          if (at < queries) {
+            put_query(at / (D / 2), at % (D / 2) * 2, x);
+          } else if (at < all) {
+            uint16_t* to = beyond < D / 2 ? work.newest + 2 * beyond : work.values + stored * W::kValueStride + 2 * beyond - D;
+            *reinterpret_cast<uint32_t*>(to) = pack_bf16(x.x, x.y);
+          }
+        }
+#if AMK_TRACE
+        if (c.thread == 0) shared.arrived = trace_clock();
+#endif
+      } else {
+        for (int i = c.thread; i < tile_rows * (D / 2); i += kThreads) {
+          const int r = r0 + i / (D / 2), e = i % (D / 2) * 2;
+          put_query(r - r0, e, load_shared_f32x2(c.at<const float>(attn::q) + int64_t(seq * kChunk + r / kGroup) * kQSize +
+                                                 (head * kGroup + r % kGroup) * D + e));
+        }
       }
       sync_tasks();
 #pragma unroll
       for (int tile = 0; tile < kKeyTiles; ++tile) {
         if ((tile * kWarps + warp) * 8 >= there) break;  // no keys: the scores are masked below
+        if constexpr (kTagged) {
+          if (newest && (tile * kWarps + warp) * 8 + g == stored) {
+#pragma unroll
+            for (int i = 0; i < kKeyLoads; ++i) key[tile][i] = *reinterpret_cast<const uint4*>(work.newest + i * 32 + t * 8);
+          }
+        }
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f}, rest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < kKeyLoads; ++i)
@@ -129,7 +181,8 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
         const uint2 a = split_bf16(e[0], e[1]), d = split_bf16(e[2], e[3]);
         *reinterpret_cast<uint2*>(work.prob[0] + local * W::kProbStride + lane * 4) = make_uint2(a.x, d.x);
         *reinterpret_cast<uint2*>(work.prob[1] + local * W::kProbStride + lane * 4) = make_uint2(a.y, d.y);
-        if (lane == 0 && n > 0) *reinterpret_cast<float2*>(part + r * part_stride + slot) = make_float2(m, total);
+        if (lane == 0 && alone) work.inverse[local] = reciprocal_fast(total);
+        if (lane == 0 && n > 0 && !alone) put(r * part_stride + slot, m, total);
       }
       asm volatile("cp.async.wait_all;" ::: "memory");
       sync_tasks();
@@ -153,13 +206,24 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
             mma_bf16(half ? rest : out, word(16), kTallTiles ? word(kDown + 16) : 0u, word(24), kTallTiles ? word(kDown + 24) : 0u, v2, v3);
           }
         }
-        float* to = part + slot + kPartHead + tile * 8 + 2 * t;
-        const int low = r0 + g, high = low + 8;
-        if (low >= skip && low < n_rows) *reinterpret_cast<float2*>(to + low * part_stride) = make_float2(out[0] + rest[0], out[1] + rest[1]);
-        if (kTallTiles && high >= skip && high < n_rows) *reinterpret_cast<float2*>(to + high * part_stride) = make_float2(out[2] + rest[2], out[3] + rest[3]);
+        const int low = r0 + g, high = low + 8, column = tile * 8 + 2 * t;
+        auto give = [&](int r, int local, float a, float b) {
+          if (r < skip || r >= n_rows) return;
+          if (alone) {  // what merging one block gives
+            const float inverse = work.inverse[local];
+            store_element(c.at<uint2>(attn::out) + ((head * kGroup + r) * D + column) / 2, pack_bf16(a * inverse, b * inverse), tag_of(c));
+          } else {
+            put(r * part_stride + slot + kPartHead + column, a, b);
+          }
+        };
+        give(low, g, out[0] + rest[0], out[1] + rest[1]);
+        if (kTallTiles) give(high, g + 8, out[2] + rest[2], out[3] + rest[3]);
       }
       sync_tasks();
     }
+  }
+  if constexpr (kTagged) {
+    if (merges && !alone) merge_group(c, Partials{c.at<const float>(attn::part), splits, blocks}, head, first / kBlock + 1, c.at<uint2>(attn::out));
   }
 }
 

@@ -9,7 +9,7 @@
 
 // Set by the host from the schedule's parameters and the target.
 #if !defined(AMK_ROWS) || !defined(AMK_CHUNK) || !defined(AMK_HIDDEN) || !defined(AMK_INTER) || !defined(AMK_HEADS) || \
-    !defined(AMK_KV_HEADS) || !defined(AMK_HEAD_DIM) || !defined(AMK_EXACT) || !defined(AMK_WORK_BYTES)
+    !defined(AMK_KV_HEADS) || !defined(AMK_HEAD_DIM) || !defined(AMK_EXACT) || !defined(AMK_TAGGED) || !defined(AMK_WORK_BYTES)
 #error "the host defines the model's dimensions; see amk_core/vm/program.py"
 #endif
 
@@ -23,6 +23,8 @@ constexpr int kGroup = kHeads / kKvHeads;  // query heads that share a key
 constexpr int kVocab = AMK_VOCAB;
 constexpr int kQSize = kHeads * kHeadDim, kKvSize = kKvHeads * kHeadDim;
 constexpr bool kExact = AMK_EXACT != 0;
+constexpr bool kTagged = AMK_TAGGED != 0;  // activations carry their step, see tagged.cuh
+static_assert(!kTagged || (!kExact && kRows == 1), "tagged values serve fast decoding of one sequence");
 constexpr int kWarps = AMK_WARPS;          // warps that execute tasks
 constexpr int kThreads = kWarps * 32;
 constexpr int kWorkBytes = AMK_WORK_BYTES; // shared memory a task may use as it likes
@@ -42,6 +44,12 @@ struct Shared {
   int32_t base, n;           // tasks of this queue: first one, how many
   int32_t go;                // the task of this turn may run
   int32_t tokens[kBatch];    // what the sampler chose, for the host
+  uint64_t poll_start;       // when a poll of this task began to last long
+  uint32_t* halt;            // of the launch
+  Fault* fault;
+#if AMK_TRACE
+  uint32_t arrived;          // when the first warp had its tagged activations
+#endif
 };
 __shared__ Shared shared;
 extern __shared__ __align__(128) uint8_t dynamic_shared[];  // kWorkBytes that a task may use as it likes, then the ring
@@ -75,6 +83,16 @@ struct Context {
   __device__ __forceinline__ bool active(int pos_var, int row) const { return row % kChunk < tokens(pos_var, row / kChunk); }
   __device__ __forceinline__ int position(int pos_var, int row) const { return first(pos_var, row / kChunk) + row % kChunk; }
 };
+
+// The first fault of the launch is kept; all queues stop at their next task boundary.
+__device__ __forceinline__ void report(const Fault& f) {
+  if (atomicCAS(reinterpret_cast<int*>(&shared.fault->kind), int(kNoFault), int(f.kind)) == int(kNoFault)) {
+    Fault* to = shared.fault;
+    to->task = f.task, to->op = f.op, to->queue = f.queue, to->position = f.position, to->counter = f.counter;
+    to->step = f.step, to->row = f.row, to->has = f.has, to->needs = f.needs;
+  }
+  atomicExch(shared.halt, 0u);
+}
 
 // Barrier among the warps that execute tasks (the loader does not take part).
 __device__ __forceinline__ void sync_tasks() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }

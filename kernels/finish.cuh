@@ -2,6 +2,7 @@
 // and KV append, residual addition, SiLU product, logits.  Shared by the exact and the fast matrix product.
 #pragma once
 #include "common.cuh"
+#include "tagged.cuh"
 
 namespace amk {
 
@@ -11,6 +12,7 @@ struct Finish {
   float* out;  // q, h, act or logits: row 0
   int first;   // first row of the tile; kGate: first activation
   int n;       // dot products of the tile
+  const float* residual = nullptr;  // kResidual: what is added
 
   static __device__ __forceinline__ Finish of(const Context c) {
     switch (c.op()) {
@@ -22,18 +24,25 @@ struct Finish {
       }
       case kOProjCombine: {
         namespace a = o_proj_combine;
-        return {kResidual, c.at(a::h), c.p(a::row0), c.p(a::row1) - c.p(a::row0)};
+        return {kResidual, c.at(a::h), c.p(a::row0), c.p(a::row1) - c.p(a::row0), c.at(a::h)};
       }
       default: {
         namespace a = o_proj;  // down_proj has the same parameters in the same places
-        return {kResidual, c.at(a::h), c.p(a::row0), c.p(a::row1) - c.p(a::row0)};
+        return {kResidual, c.at(a::out), c.p(a::row0), c.p(a::row1) - c.p(a::row0), c.at(a::h)};
       }
     }
   }
 
   // What `apply` needs from memory: cosine and sine, or the residual pair.
   __device__ __forceinline__ float2 prefetch(const Context c, int local, int r) const {
-    if (kind == kResidual) return load_shared_f32x2(out + r * kHidden + first + local);
+    if (kind == kResidual) {
+      if constexpr (kTagged) {
+        uint4 v[1];
+        poll(c, v, [&](int) { return tagged_residual(local); });
+        return floats_of(v[0]);
+      }
+      return load_shared_f32x2(residual + r * kHidden + first + local);
+    }
     if (kind != kRotate) return make_float2(0.0f, 0.0f);
     const int row = first + local, pos = c.p(qkv::pos_var);
     if (row >= kQSize + kKvSize || !c.active(pos, r)) return make_float2(1.0f, 0.0f);
@@ -41,11 +50,24 @@ struct Finish {
     return make_float2(load_table(c.at<const float>(qkv::cos) + at), load_table(c.at<const float>(qkv::sin) + at));
   }
 
+  __device__ __forceinline__ const uint2* tagged_residual(int local) const {
+    return reinterpret_cast<const uint2*>(residual) + first + local;
+  }
+  __device__ __forceinline__ uint2* tagged_out(int element) const { return reinterpret_cast<uint2*>(out) + element; }
+
+  // Tagged kGate: two activations of neighbouring pairs become one element; `local` is the first pair's.
+  __device__ __forceinline__ void store_gates(const Context c, int local, float a, float b) const {
+    store_element(tagged_out((first + local / 2) / 2), pack_bf16(a, b), tag_of(c));
+  }
+  static __device__ __forceinline__ float gate(float a, float b) { return silu(a) * b; }
+
   __device__ __forceinline__ void apply(const Context c, int local, int r, float a, float b, float2 pre) const {
     if (kind == kRotate) {
       rotate(c, first + local, r, a, b, pre);
     } else if (kind == kGate) {  // rows 2j and 2j + 1 are gate j and up j
-      out[r * kInter + first + local / 2] = silu(a) * b;
+      out[r * kInter + first + local / 2] = gate(a, b);
+    } else if (kind == kResidual && kTagged) {
+      store_floats(tagged_out(first + local), pre.x + a, pre.y + b, tag_of(c));
     } else if (kind == kResidual) {
       *reinterpret_cast<float2*>(out + r * kHidden + first + local) = make_float2(pre.x + a, pre.y + b);
     } else {
@@ -67,6 +89,10 @@ struct Finish {
       const float a_cos = a * pre.x, b_sin = b * pre.y, b_cos = b * pre.x, a_sin = a * pre.y;
       a = a_cos - b_sin;
       b = b_cos + a_sin;
+    }
+    if constexpr (kTagged) {  // queries, new keys and new values side by side
+      store_floats(tagged_out(row), on ? a : 0.0f, on ? b : 0.0f, tag_of(c));
+      if (row < kQSize) return;
     }
     if (row < kQSize) {
       *reinterpret_cast<float2*>(out + r * kQSize + row) = on ? make_float2(a, b) : make_float2(0.0f, 0.0f);

@@ -13,6 +13,7 @@
 #include "common.cuh"
 #include "finish.cuh"
 #include "ring.cuh"
+#include "tagged.cuh"
 
 namespace amk {
 
@@ -36,6 +37,7 @@ struct Slices {
   static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : kSlotUnits / kWarps;   // units of a warp in a piece
   static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
+  static_assert(!kTagged || kStaged, "tagged activations are staged");
 };
 static_assert(kExact || kSlotUnits % kWarps == 0, "a slot gives every warp equally many units");
 
@@ -124,7 +126,7 @@ __device__ __forceinline__ float2* Prologue::angle(int item) {
 // Where activations come from: rows of a buffer, rows to be normalised, or attention partials (combine.cuh).
 template <int K>
 struct PlainSource {
-  static constexpr bool kNormed = false, kHalves = false;  // kHalves: a lane's four values are 0, 1, 16, 17 from k on
+  static constexpr bool kNormed = false, kHalves = false, kPolled = false;  // kHalves: a lane's four values are 0, 1, 16, 17 from k on
   const float* x;
   static constexpr float eps = 0.0f;
   __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<K>(x + int64_t(r) * K, k); }
@@ -134,7 +136,7 @@ struct PlainSource {
 // RMS normalisation: the weight is applied to the activations, the factor 1 / rms at the end, so nothing waits for the sum of
 // squares.
 struct NormSource {
-  static constexpr bool kNormed = true, kHalves = false;
+  static constexpr bool kNormed = true, kHalves = false, kPolled = false;
   const float *h, *table;
   float eps;
   __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<kHidden>(h + int64_t(r) * kHidden, k); }
@@ -143,6 +145,26 @@ struct NormSource {
     return load_table4<kHidden>(table, k);
   }
 };
+
+// The same activations as tagged values.  A lane's four values: two accesses of floats, or one of bf16 pairs.
+struct TaggedNormSource {
+  static constexpr bool kNormed = true, kHalves = false, kPolled = true;
+  static constexpr int kAccesses = 2;
+  const uint2* h;
+  const float* table;
+  float eps;
+  __device__ __forceinline__ const uint2* address(int k, int part) const { return k < kHidden ? h + k + 2 * part : nullptr; }
+  __device__ __forceinline__ float4 weight(const Context c, int i, int) const { return *Prologue::norm(c, i); }
+};
+template <int K>
+struct TaggedPairSource {
+  static constexpr bool kNormed = false, kHalves = false, kPolled = true;
+  static constexpr int kAccesses = 1;
+  const uint2* x;
+  static constexpr float eps = 0.0f;
+  __device__ __forceinline__ const uint2* address(int k, int) const { return k < K ? x + k / 2 : nullptr; }
+};
+static_assert(!kTagged || (kHidden % 4 == 0 && kQSize % 4 == 0 && kInter % 4 == 0), "tagged rows are read four values at a time");
 
 __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                          uint32_t b1) {
@@ -162,7 +184,7 @@ __device__ __forceinline__ void load_fragment(const Context c, const Source& sou
     const uint8_t* unit = staged + j * (kRows * 64) + t * 16;
     if (r0 < kRows) low = *reinterpret_cast<const uint4*>(unit + r0 * 64);
     if (kRows > 8 && r1 < kRows) high = *reinterpret_cast<const uint4*>(unit + r1 * 64);
-  } else {
+  } else if constexpr (!Source::kPolled) {
     const int k = (c.warp + kWarps * j) * 32 + t * 8;
     static_assert(!Source::kHalves || Slices<K>::kStaged, "merged partials are staged: use separate combine tasks for so many rows");
     auto eight = [&](int r) {
@@ -221,47 +243,89 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 
   WeightStream<K> stream(groups);
   float squares = 0.0f;
-#pragma unroll 1
-  for (int r = 0; r < kRows; ++r) {
-    float4 v[S::kLoads];
-#pragma unroll
-    for (int i = 0; i < S::kLoads; ++i) {
-      const int u = warp + kWarps * (4 * i + lane / 8);
-      v[i] = source.load(c, r, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
-    }
-    if (r == 0) {
-      if (finish.kind == Finish::kResidual && finisher) {
-        const int local = item0 / kItemRows * 8 + (item0 & 7), row = item0 / 8 % kTileRows;
-        if (local < finish.n && row < kRows) pre = finish.prefetch(c, local, row);
-      }
-      stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
-      if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
-    }
-    squares = 0.0f;
+  if constexpr (Source::kPolled) {
+    // Everything is asked for once, then the first weights come to registers, then whatever had not arrived is polled.
+    constexpr int kAccesses = Source::kAccesses;
+    const uint32_t tag = tag_of(c);
+    uint4 v[S::kLoads * kAccesses], residual[1];
+    auto address = [&](int i) {
+      const int u = warp + kWarps * (4 * (i / kAccesses) + lane / 8);
+      return source.address(u < S::kUnits ? u * 32 + lane % 8 * 4 : K, i % kAccesses);
+    };
+    auto residual_address = [&](int) {
+      const bool mine = finish.kind == Finish::kResidual && finisher && item0 < finish.n;
+      return mine ? finish.tagged_residual(item0) : nullptr;
+    };
+    poll_start(v, tag, address);
+    poll_start(residual, tag, residual_address);
+    stream.template next<true>(c, 0);
+    if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+    poll_rest(c, v, tag, address);
+    poll_rest(c, residual, tag, residual_address);
+    pre = floats_of(residual[0]);
+#if AMK_TRACE
+    if (c.thread == 0) shared.arrived = trace_clock();
+#endif
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
       const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+      uint2 x;
       if constexpr (Source::kNormed) {
-        squares = fma_f32(v[i].x, v[i].x, squares);
-        squares = fma_f32(v[i].y, v[i].y, squares);
-        squares = fma_f32(v[i].z, v[i].z, squares);
-        squares = fma_f32(v[i].w, v[i].w, squares);
+        const float2 a = floats_of(v[i * kAccesses]), b = floats_of(v[i * kAccesses + 1]);
+        squares = fma_f32(a.x, a.x, squares);
+        squares = fma_f32(a.y, a.y, squares);
+        squares = fma_f32(b.x, b.x, squares);
+        squares = fma_f32(b.y, b.y, squares);
+        const float4 y = times(make_float4(a.x, a.y, b.x, b.y), u < S::kUnits ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        x = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
+      } else {
+        x = make_uint2(v[i].x, v[i].z);
       }
-      if (S::kStaged && u < S::kUnits) {
-        float4 x = v[i];
-        if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
-        const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
-        uint8_t* unit = staged + (j * kRows + r) * 64;
-        if constexpr (Source::kHalves) {
-          reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
-        } else {
-          reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
+      if (u < S::kUnits) reinterpret_cast<uint2*>(staged + j * 64)[lane % 8] = x;
+    }
+  } else {
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      float4 v[S::kLoads];
+#pragma unroll
+      for (int i = 0; i < S::kLoads; ++i) {
+        const int u = warp + kWarps * (4 * i + lane / 8);
+        v[i] = source.load(c, r, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
+      }
+      if (r == 0) {
+        if (finish.kind == Finish::kResidual && finisher) {
+          const int local = item0 / kItemRows * 8 + (item0 & 7), row = item0 / 8 % kTileRows;
+          if (local < finish.n && row < kRows) pre = finish.prefetch(c, local, row);
+        }
+        stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
+        if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+      }
+      squares = 0.0f;
+#pragma unroll
+      for (int i = 0; i < S::kLoads; ++i) {
+        const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+        if constexpr (Source::kNormed) {
+          squares = fma_f32(v[i].x, v[i].x, squares);
+          squares = fma_f32(v[i].y, v[i].y, squares);
+          squares = fma_f32(v[i].z, v[i].z, squares);
+          squares = fma_f32(v[i].w, v[i].w, squares);
+        }
+        if (S::kStaged && u < S::kUnits) {
+          float4 x = v[i];
+          if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
+          const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
+          uint8_t* unit = staged + (j * kRows + r) * 64;
+          if constexpr (Source::kHalves) {
+            reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
+          } else {
+            reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
+          }
         }
       }
-    }
-    if (Source::kNormed && kRows > 1) {  // with one row the sum over the lanes follows the first products
-      squares = tree_sum(squares);
-      if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
+      if (Source::kNormed && kRows > 1) {  // with one row the sum over the lanes follows the first products
+        squares = tree_sum(squares);
+        if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
+      }
     }
   }
   __syncwarp();
@@ -351,6 +415,13 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         }
         if constexpr (Source::kNormed) sum = sum * rsqrt_fast(mean * (1.0f / float(K)) + source.eps);
         const float other = __shfl_xor_sync(~0u, sum, kParts);
+        if constexpr (kTagged) {
+          if (finish.kind == Finish::kGate) {  // all threads alike
+            const float mine = Finish::gate(sum, other), next = __shfl_down_sync(~0u, mine, 2 * kParts);
+            if (there && c.thread % (4 * kParts) == 0) finish.store_gates(c, local, mine, next);
+            continue;
+          }
+        }
         if (there && finisher) {
           const bool first = m == 0 && g0 == 0 && q == item0;
           finish.apply(c, local, r, sum, other, first ? pre : finish.prefetch(c, local, r));

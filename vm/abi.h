@@ -23,23 +23,23 @@ enum OpCode : int32_t {
 namespace embed { enum { token, table, out, m, chunk, feed, col0, col1, vocab, scale, count }; }
 namespace qkv {
 enum { h, norm_w, w, cos, sin, q, k, v, m, chunk, batch, ctx, row0, row1, hidden, n_heads, n_kv, head_dim, pos_var, partial,
-       layer, eps, count };
+       layer, packed, eps, count };
 }
 namespace attn {
-enum { q, k, v, part, m, chunk, batch, ctx, seq, kv_head, n_heads, n_kv, group, head_dim, splits, blocks, block, pos_var, layer,
-       split, partial, scale, count };
+enum { q, k, v, part, out, m, chunk, batch, ctx, seq, kv_head, n_heads, n_kv, group, head_dim, splits, blocks, block, pos_var, layer,
+       split, partial, packed, scale, count };
 }
 namespace attn_combine {
 enum { part, out, m, chunk, batch, ctx, seq, kv_head, n_heads, n_kv, group, head_dim, splits, blocks, block, pos_var, layer,
        count };
 }
-namespace o_proj { enum { x, w, h, m, row0, row1, k, layer, count }; }
+namespace o_proj { enum { x, w, h, out, m, row0, row1, k, layer, packed, count }; }
 namespace o_proj_combine {
 enum { part, w, h, m, row0, row1, k, chunk, batch, ctx, n_heads, n_kv, group, head_dim, splits, blocks, block, pos_var, layer,
        count };
 }
-namespace gate_up { enum { h, norm_w, w, act, m, row0, row1, hidden, layer, eps, count }; }
-namespace down_proj { enum { x, w, h, m, row0, row1, k, layer, count }; }
+namespace gate_up { enum { h, norm_w, w, act, m, row0, row1, hidden, layer, packed, eps, count }; }
+namespace down_proj { enum { x, w, h, out, m, row0, row1, k, layer, packed, count }; }
 namespace lm_head { enum { h, norm_w, w, logits, amax, m, row0, row1, tile, ring, hidden, layer, eps, count }; }
 namespace sample {
 enum { logits, amax, control, stop_ids, token, out, stop, done, m, tiles, vocab, n_stop_ids, pos_var, count };

@@ -15,19 +15,12 @@
 #include "protocol.h"
 #include "ring.cuh"
 #include "sample.cuh"
+#include "tagged.cuh"
 #include "trace.cuh"
 
 namespace amk {
 
 constexpr int kLoaderWarps = kExact ? 0 : 1;
-__device__ __forceinline__ void report(const Launch& launch, const Fault& f) {
-  if (atomicCAS(reinterpret_cast<int*>(&launch.fault->kind), int(kNoFault), int(f.kind)) == int(kNoFault)) {
-    Fault* to = launch.fault;
-    to->task = f.task, to->op = f.op, to->queue = f.queue, to->position = f.position, to->counter = f.counter;
-    to->step = f.step, to->row = f.row, to->has = f.has, to->needs = f.needs;
-  }
-  atomicExch(launch.halt, 0u);
-}
 
 // All lanes of one warp: lane l polls wait l of the task, the last lane the halt word.  False when the launch stops before `step`.
 __device__ __forceinline__ bool wait_for(const Launch& launch, const DeviceTask& task, int step, int position, int lane) {
@@ -49,7 +42,7 @@ __device__ __forceinline__ bool wait_for(const Launch& launch, const DeviceTask&
         const bool late = __shfl_sync(~0u, now - start > launch.bound_ns, 0);
         if (late) {
           if (mine && int64_t(seen) < needs)
-            report(launch, Fault{kSpinTimeout, task.id, task.op, int32_t(blockIdx.x), position, w.counter, step, 0, int64_t(seen), needs});
+            report(Fault{kSpinTimeout, task.id, task.op, int32_t(blockIdx.x), position, w.counter, step, 0, int64_t(seen), needs});
           return false;
         }
       }
@@ -68,11 +61,12 @@ __device__ __forceinline__ void signal_all(const Launch& launch, const DeviceTas
 // o_proj and down_proj: the same parameters in the same places.
 template <int K>
 __device__ __forceinline__ void run_project(const Context c) {
-  const float* x = c.at<const float>(o_proj::x);
 #if AMK_EXACT
-  gemv_exact<K>(c, ExactPlain<K>{x}, Finish::of(c));
+  gemv_exact<K>(c, ExactPlain<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
+#elif AMK_TAGGED
+  gemv_fast<K>(c, TaggedPairSource<K>{c.at<const uint2>(o_proj::x)}, Finish::of(c));
 #else
-  gemv_fast<K>(c, PlainSource<K>{x}, Finish::of(c));
+  gemv_fast<K>(c, PlainSource<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
 #endif
 }
 
@@ -85,7 +79,7 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
       int row = 0, seen = 0;
       if (run_embed(c, &row, &seen)) return kDone;
       if (c.thread == 0)
-        report(launch, Fault{kTokenRange, shared.task[c.turn].id, c.op(), int32_t(blockIdx.x), shared.where[c.turn].y, 0, c.step(),
+        report(Fault{kTokenRange, shared.task[c.turn].id, c.op(), int32_t(blockIdx.x), shared.where[c.turn].y, 0, c.step(),
                              row, seen, c.p(embed::vocab)});
       return kFailed;
     }
@@ -94,12 +88,14 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
     case kLmHead: {
       // Their first parameters are h and norm_w, their last is eps.
       const int eps = c.op() == kQkv ? int(qkv::eps) : (c.op() == kGateUp ? int(gate_up::eps) : int(lm_head::eps));
-      const float *h = c.at<const float>(qkv::h), *weight = c.at<const float>(qkv::norm_w);
+      const float* weight = c.at<const float>(qkv::norm_w);
       const Finish finish = Finish::of(c);
 #if AMK_EXACT
-      gemv_exact<kHidden>(c, ExactNorm<kHidden>{h, weight, c.real(eps)}, finish);
+      gemv_exact<kHidden>(c, ExactNorm<kHidden>{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+#elif AMK_TAGGED
+      gemv_fast<kHidden>(c, TaggedNormSource{c.at<const uint2>(qkv::h), weight, c.real(eps)}, finish);
 #else
-      gemv_fast<kHidden>(c, NormSource{h, weight, c.real(eps)}, finish);
+      gemv_fast<kHidden>(c, NormSource{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
 #endif
       if (c.op() == kLmHead && c.p(lm_head::amax) >= 0) {
         sync_tasks();
@@ -126,9 +122,11 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
       return kDone;
     }
 #else
+#if !AMK_TAGGED
     case kAttnCombine:
       run_attn_combine(c);
       return kDone;
+#endif
     case kOProj:
       run_project<kQSize>(c);
       return kDone;
@@ -152,7 +150,10 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
   for (int turn = 0;; turn ^= 1) {
     const Context c = Context::here(turn);
     const int warp = c.warp, lane = c.lane, thread = c.thread;
-    if (thread == 0) trace.at_fetch();
+    if (thread == 0) {
+      trace.at_fetch();
+      shared.poll_start = 0;
+    }
 #if !AMK_EXACT
     Prologue::fetch(c);
 #endif
@@ -186,9 +187,13 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     const Outcome outcome = execute(launch, Context::here(turn));
     asm volatile("cp.async.wait_all;" ::: "memory");
     const bool first = Context::here(turn).thread == 0;
-    if (first) trace.at_end();
-    sync_tasks();
-    if (outcome == kFailed) return;
+    if (first) trace.at_end(kTagged);
+    if constexpr (kTagged) {
+      if (any_thread(outcome == kFailed || ring.broken)) return;
+    } else {
+      sync_tasks();
+      if (outcome == kFailed) return;
+    }
     if (first) {
       signal_all(launch, shared.task[turn]);
       trace.store(launch, shared.where[turn].x, shared.base + shared.where[turn].y);
@@ -207,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32 * amk::kLoaderWa
   if (thread == 0) {
     ring_init(launch.bound_ns);
     shared.where[0] = shared.cursor = make_int2(0, 0);
-    shared.base = base, shared.n = n;
+    shared.base = base, shared.n = n, shared.halt = launch.halt, shared.fault = launch.fault;
     Trace::anchor(launch, 0);
   }
   for (int i = thread; i <= launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];

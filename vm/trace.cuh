@@ -1,6 +1,7 @@
 // In-kernel timing.  The queues are static, so record i of a queue and step *is* queue slot i: no ids are stored.  With AMK_TRACE
 // 0 nothing of this is left in the machine code.
 #pragma once
+#include "common.cuh"
 #include "device.h"
 
 #ifndef AMK_TRACE
@@ -18,9 +19,13 @@ __device__ __forceinline__ uint32_t trace_clock() {
 
 struct Trace {
   uint32_t fetch = 0, ready = 0, end = 0;
-  __device__ void at_fetch() { fetch = trace_clock(); }
+  __device__ void at_fetch() { fetch = shared.arrived = trace_clock(); }
   __device__ void at_ready() { ready = trace_clock(); }
-  __device__ void at_end() { end = trace_clock(); }
+  // `polled`: the task was ready when its tagged values had arrived.
+  __device__ void at_end(bool polled) {
+    end = trace_clock();
+    if (polled && shared.arrived != fetch) ready = shared.arrived;
+  }
   // Called by one thread after the task's signals, never before.
   __device__ void store(const Launch& launch, int step, int slot) {
     const uint32_t signalled = trace_clock();
@@ -39,7 +44,7 @@ struct Trace {
 struct Trace {
   __device__ __forceinline__ void at_fetch() {}
   __device__ __forceinline__ void at_ready() {}
-  __device__ __forceinline__ void at_end() {}
+  __device__ __forceinline__ void at_end(bool) {}
   __device__ __forceinline__ void store(const Launch&, int, int) {}
   static __device__ __forceinline__ void anchor(const Launch&, int) {}
 };

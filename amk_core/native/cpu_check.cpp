@@ -35,6 +35,7 @@ struct Check {
   const int32_t* par = tb.par.data() + tb.par_off[size_t(task)];
   std::vector<Geometry>* geometries;
   int64_t tile_bytes = 0;
+  bool any_tagged = false, any_plain = false;
 
   int64_t p(int i) const { return par[i]; }
 
@@ -49,7 +50,22 @@ struct Check {
 
   enum Use { kReads, kWrites };
 
-  const BufferRow& buffer(int i, Use use, int64_t rows, int64_t cols, bool bf16_allowed = false) const {
+  // An activation that may be tagged; `packed`: then an element holds a pair of values.
+  const BufferRow& activation(int i, Use use, int64_t rows, int64_t cols, bool packed = false) {
+    any_tagged |= p(i) >= 0 && p(i) < int64_t(tb.buffers.size()) && tb.buffers[size_t(p(i))].tagged;
+    any_plain |= p(i) >= 0 && p(i) < int64_t(tb.buffers.size()) && !tb.buffers[size_t(p(i))].tagged;
+    return buffer(i, use, rows, packed ? up(cols, 2) / 2 : cols, false, true);
+  }
+
+  // Packed rows go with tagged activations: one token of one sequence in the fast plan.
+  void packing(int64_t packed, int64_t m) const {
+    range("packed", packed, 0, 1);
+    if (any_tagged && any_plain) fail("some of its activations are tagged and some are not");
+    if ((packed != 0) != any_tagged) fail("packed rows are tagged ones");
+    if (packed && (m != 1 || !mc.fast || !mc.tape_bf16)) fail("packed rows are one token of one sequence in the fast plan");
+  }
+
+  const BufferRow& buffer(int i, Use use, int64_t rows, int64_t cols, bool bf16_allowed = false, bool handed = false) const {
     const std::string which = "buffer parameter " + std::to_string(i);
     if (p(i) < 0 || p(i) >= int64_t(tb.buffers.size())) fail(which + " is " + std::to_string(p(i)) + ", which does not exist");
     const BufferRow& b = tb.buffers[size_t(p(i))];
@@ -57,7 +73,7 @@ struct Check {
       fail(which + " is " + std::to_string(b.rows) + " x " + std::to_string(b.cols) + ", the task needs " + std::to_string(rows) +
            " x " + std::to_string(cols));
     const bool bf16 = b.dtype == kBf16Dtype;
-    if (!(b.bits == 32 || (bf16 && bf16_allowed)) || b.tagged)
+    if (b.tagged ? !handed : !(b.bits == 32 || (bf16 && bf16_allowed)))
       fail(which + " has a dtype that the CPU kernels do not read (32-bit" + (bf16_allowed ? " or bf16" : "") + " is required)");
     if (b.kind == kWeight) fail(which + " is a weight; weights are read from the tape");
     if (use == kWrites && (b.kind == kTable || b.kind == kInput)) fail(which + " is read-only and would be written");
@@ -110,7 +126,7 @@ struct Check {
 
   void group(int64_t g, int64_t n_heads, int64_t n_kv) const { range("group", g, n_heads / n_kv, n_heads / n_kv); }
 
-  void embed() const {
+  void embed() {
     const int64_t m = p(embed::m), chunk = p(embed::chunk);
     rows(m);
     range("chunk", chunk, 1, m);
@@ -121,7 +137,7 @@ struct Check {
     range("vocab", p(embed::vocab), 1, INT32_MAX);
     buffer(embed::token, kReads, m / chunk, p(embed::feed) == 0 ? 1 : tb.steps * chunk);
     buffer(embed::table, kReads, p(embed::vocab), p(embed::col1), true);
-    buffer(embed::out, kWrites, m, p(embed::col1));
+    activation(embed::out, kWrites, m, p(embed::col1));
   }
 
   void qkv() {
@@ -133,16 +149,17 @@ struct Check {
     range("row1", row1, row0 + 1, q_end + 2 * kv);
     if ((row0 < q_end + kv && row0 % 2) || (row1 < q_end + kv && row1 % 2)) fail("a tile boundary cuts a rotary pair");
     eps(qkv::eps);
-    buffer(qkv::h, kReads, m, hidden);
+    activation(qkv::h, kReads, m, hidden);
     buffer(qkv::norm_w, kReads, 1, hidden);
     buffer(qkv::cos, kReads, ctx, d / 2);
     buffer(qkv::sin, kReads, ctx, d / 2);
-    buffer(qkv::q, kWrites, m, q_end);
-    buffer(qkv::k, kWrites, batch * ctx, kv, true);
-    buffer(qkv::v, kWrites, batch * ctx, kv, true);
+    activation(qkv::q, kWrites, m, p(qkv::packed) ? q_end + 2 * kv : q_end);
+    packing(p(qkv::packed), m);
+    for (const int cache : {qkv::k, qkv::v})
+      if (buffer(cache, kWrites, batch * ctx, kv, true).bits != 16 && p(qkv::packed)) fail("packed rows go with keys and values of bf16");
   }
 
-  void attn() const {
+  void attn() {
     namespace a = amk::attn;
     const int64_t m = p(a::m), d = p(a::head_dim), ctx = p(a::ctx), batch = p(a::batch), n_kv = p(a::n_kv);
     sequences(m, p(a::chunk), batch, ctx, p(a::pos_var), p(a::partial) == 0);
@@ -152,10 +169,16 @@ struct Check {
     range("seq", p(a::seq), 0, batch - 1);
     range("kv_head", p(a::kv_head), 0, n_kv - 1);
     range("split", p(a::split), 0, p(a::splits) - 1);
-    buffer(a::q, kReads, m, p(a::n_heads) * d);
-    buffer(a::k, kReads, batch * ctx, n_kv * d, true);
-    buffer(a::v, kReads, batch * ctx, n_kv * d, true);
-    buffer(a::part, kWrites, m * p(a::n_heads), p(a::splits) * p(a::blocks) * (d + 2));
+    activation(a::q, kReads, m, (p(a::n_heads) + (p(a::packed) ? 2 * n_kv : 0)) * d);
+    for (const int cache : {a::k, a::v})
+      if (buffer(cache, kReads, batch * ctx, n_kv * d, true).bits != 16 && p(a::packed)) fail("packed rows go with keys and values of bf16");
+    activation(a::part, kWrites, m * p(a::n_heads), p(a::splits) * p(a::blocks) * (d + 2));
+    if (p(a::out) >= 0) {
+      range("split", p(a::split), 0, 0);
+      activation(a::out, kWrites, m, p(a::n_heads) * d, p(a::packed));
+      if (!p(a::packed) && p(a::splits) > 1) fail("a task that merges the partials of others needs them tagged");
+    }
+    packing(p(a::packed), m);
   }
 
   void attn_combine() const {
@@ -175,8 +198,10 @@ struct Check {
     namespace a = amk::o_proj;
     rows(p(a::m));
     tile(a::w, p(a::row0), p(a::row1), p(a::k));
-    buffer(a::x, kReads, p(a::m), p(a::k));
-    buffer(a::h, kWrites, p(a::m), p(a::row1));
+    activation(a::x, kReads, p(a::m), p(a::k), p(a::packed));
+    activation(a::h, kReads, p(a::m), p(a::row1));
+    activation(a::out, kWrites, p(a::m), p(a::row1));
+    packing(p(a::packed), p(a::m));
   }
 
   void o_proj_combine() {
@@ -198,9 +223,11 @@ struct Check {
     range("row1", p(gate_up::row1), 1, 1 << 29);
     tile(gate_up::w, 2 * p(gate_up::row0), 2 * p(gate_up::row1), hidden);
     eps(gate_up::eps);
-    buffer(gate_up::h, kReads, m, hidden);
+    activation(gate_up::h, kReads, m, hidden);
     buffer(gate_up::norm_w, kReads, 1, hidden);
-    buffer(gate_up::act, kWrites, m, p(gate_up::row1));
+    activation(gate_up::act, kWrites, m, p(gate_up::row1), p(gate_up::packed));
+    if (p(gate_up::packed) && (p(gate_up::row0) % 2 || p(gate_up::row1) % 2)) fail("a tile boundary cuts a packed pair");
+    packing(p(gate_up::packed), m);
   }
 
   void lm_head() {
@@ -209,7 +236,7 @@ struct Check {
     range("ring", p(lm_head::ring), 0, 1);
     tile(lm_head::w, p(lm_head::row0), p(lm_head::row1), hidden);
     eps(lm_head::eps);
-    buffer(lm_head::h, kReads, m, hidden);
+    activation(lm_head::h, kReads, m, hidden);
     buffer(lm_head::norm_w, kReads, 1, hidden);
     buffer(lm_head::logits, kWrites, p(lm_head::ring) == 1 ? tb.steps * m : m, p(lm_head::row1));
     if (p(lm_head::amax) < 0) return;
@@ -274,7 +301,7 @@ int64_t scratch_floats(const Task& t) {
       return part(p(qkv::m) * up(p(qkv::hidden), kLanes)) + tile(qkv::m, qkv::row0, qkv::row1, 1);
     case kAttn: {
       const int64_t rows = p(attn::chunk) * p(attn::group), d = p(attn::head_dim), dp = up(d, kLanes), block = p(attn::block);
-      return part(rows * dp) + part(block * dp) + part(rows * up(block, kLanes)) + part(rows * d);
+      return part(rows * dp) + part(block * dp) + part(rows * up(block, kLanes)) + part(rows * d) + part(2 * p(attn::splits) * p(attn::blocks));
     }
     case kAttnCombine: return part(2 * p(attn_combine::splits) * p(attn_combine::blocks));
     case kOProj:

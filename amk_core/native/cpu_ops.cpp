@@ -35,6 +35,7 @@ struct Body {
   std::span<const int64_t> vars;
   float* scratch;
   Fault* fault;
+  TagPort* port;
   const Kernels& k = *mc.kernels;
 
   int64_t p(int i) const { return t.p[i]; }
@@ -42,7 +43,7 @@ struct Body {
   T* at(int i) const {
     return reinterpret_cast<T*>(t.at[i]);
   }
-  int64_t cols(int i) const { return mc.cols(t.p[i]); }
+  int64_t cols(int i) const { return mc.cols(t.p[i]) * (t.tagged.empty() ? 1 : t.tagged[size_t(i)].width); }
   bool bf16(int i) const { return mc.tables->buffers[size_t(t.p[i])].bits == 16; }
   float* take(int64_t floats) {
     float* out = scratch;
@@ -65,12 +66,16 @@ struct Body {
     return x;
   }
 
-  // dot products of all rows with the tile added to h.
-  void residual(int h, int64_t row0, int64_t row1, int64_t m, const float* x, int64_t xs, int64_t kp) {
+  // dot products of all rows with the tile added to h, into out.
+  void residual(int h, int out, int64_t row0, int64_t row1, int64_t m, const float* x, int64_t xs, int64_t kp) {
     const int64_t n = row1 - row0;
     float* y = take(m * n);
     matmul(n, x, xs, m, kp, y, n);
-    for (int64_t r = 0; r < m; ++r) k.add(at(h) + r * cols(h) + row0, y + r * n, n);
+    for (int64_t r = 0; r < m; ++r) {
+      float* to = at(out) + r * cols(out) + row0;
+      if (at(out) != at(h)) std::copy_n(at(h) + r * cols(h) + row0, n, to);
+      k.add(to, y + r * n, n);
+    }
   }
 
   // The partial of block b of one head and row: split b % splits, slot b / splits.
@@ -121,7 +126,8 @@ struct Body {
     const float* x = normed(qkv::h, qkv::norm_w, m, hidden, real(t.p[qkv::eps]));
     float* y = take(m * n);
     matmul(n, x, up(hidden, kLanes), m, up(hidden, kLanes), y, n);
-    const int64_t q1 = std::min(row1, q_end), k0 = std::max(row0, q_end), k1 = std::min(row1, k_end), v0 = std::max(row0, k_end);
+    // packed: the new keys and values stand behind the queries too
+    const int64_t q1 = p(qkv::packed) ? row1 : std::min(row1, q_end), k0 = std::max(row0, q_end), k1 = std::min(row1, k_end), v0 = std::max(row0, k_end);
     for (int64_t r = 0; r < m; ++r) {
       const int64_t seq = r / chunk, c = r % chunk;
       float* out = y + r * n;
@@ -162,14 +168,14 @@ struct Body {
     return space;
   }
 
-  void attn() {
+  bool attn() {
     const int64_t chunk = p(attn::chunk), ctx = p(attn::ctx), seq = p(attn::seq), kv_head = p(attn::kv_head);
     const int64_t group = p(attn::group), d = p(attn::head_dim), splits = p(attn::splits), blocks = p(attn::blocks);
     const int64_t block = p(attn::block), split = p(attn::split), dp = up(d, kLanes), bp = up(block, kLanes);
     const Rows rows(step, chunk, p(attn::batch), p(attn::pos_var), vars);
     const int64_t tokens = rows.tokens(seq), first = rows.position(seq, 0);
     const int64_t n_rows = tokens * group, part_cols = cols(attn::part);
-    if (tokens == 0) return;
+    if (tokens == 0) return true;
     float* q = take(chunk * group * dp);
     float* space = take(block * dp);
     float* s = take(chunk * group * bp);
@@ -179,18 +185,21 @@ struct Body {
       k.prepare(at(attn::q) + (seq * chunk + r / group) * cols(attn::q) + (kv_head * group + r % group) * d, d, dp, mc.fast,
                 q + r * dp);
     const int64_t last = first + tokens - 1;
+    auto fresh = [&](int64_t b) { return int64_t(p(attn::packed) && b == last / block); };  // rows of the block that come with q
     for (int64_t b = split; b * block <= last; b += splits) {
       const int64_t start = b * block, n = std::min(block, last + 1 - start);
       const int64_t from = std::max<int64_t>(0, (start - first)) * group;  // rows before it end before this block
       const int64_t column = slot(b, splits, blocks, d);
       int64_t stride;
-      const float* keys = block_rows(attn::k, seq * ctx + start, n, kv_head * d, d, dp, space, &stride);
+      const float* keys = block_rows(attn::k, seq * ctx + start, n - fresh(b), kv_head * d, d, dp, space, &stride);
+      if (fresh(b)) newest(p(attn::n_heads) + kv_head, d, dp, space + (n - 1) * dp);
       for (int64_t r = from; r < n_rows; ++r) {
         const int64_t seen = std::min(n, first + r / group + 1 - start);  // keys at or before the row's position
         k.scores(q + r * dp, keys, stride, seen, dp, real(t.p[attn::scale]), s + r * bp);
         k.softmax_block(s + r * bp, seen, part + r * part_cols + column);
       }
-      const float* values = block_rows(attn::v, seq * ctx + start, n, kv_head * d, d, d, space, &stride);
+      const float* values = block_rows(attn::v, seq * ctx + start, n - fresh(b), kv_head * d, d, d, space, &stride);
+      if (fresh(b)) newest(p(attn::n_heads) + p(attn::n_kv) + kv_head, d, d, space + (n - 1) * d);
       for (int64_t r = from; r < n_rows;) {  // rows that see equally many keys share the loads of the values
         const int64_t seen = std::min(n, first + r / group + 1 - start);
         int64_t end = r + group;
@@ -198,8 +207,32 @@ struct Body {
         k.weighted_sum(s + r * bp, bp, end - r, values, stride, seen, d, o + r * d, d);
         r = end;
       }
-      for (int64_t r = from; r < n_rows; ++r) std::copy(o + r * d, o + (r + 1) * d, part + r * part_cols + column + 2);
+      const int64_t part_row = (seq * p(attn::n_kv) + kv_head) * chunk * group;
+      for (int64_t r = from; r < n_rows; ++r) {
+        std::copy(o + r * d, o + (r + 1) * d, part + r * part_cols + column + 2);
+        if (port) port->publish(attn::part, part_row + r, column, column + d + 2);
+      }
     }
+    if (p(attn::out) < 0) return true;
+    // the task of split 0 merges the blocks of all splits
+    const int64_t n = last / block + 1, part_row = (seq * p(attn::n_kv) + kv_head) * chunk * group;
+    for (int64_t b = 0; port && b < n; ++b)
+      for (int64_t r = 0; b % splits != split && r < n_rows; ++r) {
+        const int64_t column = slot(b, splits, blocks, d);
+        if (!port->fetch(attn::part, part_row + r, column, column + d + 2)) return false;
+      }
+    int64_t* where = reinterpret_cast<int64_t*>(take(2 * splits * blocks));
+    const int64_t stride = cols(attn::out);
+    merge(attn::part, seq, kv_head, chunk, group, p(attn::n_kv), d, splits, blocks, block, rows, where,
+          at(attn::out) + seq * chunk * stride + kv_head * group * d, stride);
+    return true;
+  }
+
+  // A row of the newest keys or values, rounded as the cache rounds; `head` counts all heads of the packed row.
+  void newest(int64_t head, int64_t d, int64_t width, float* to) const {
+    const float* from = at(attn::q) + head * d;
+    for (int64_t i = 0; i < d; ++i) to[i] = f32_of_bf16(bf16_of(from[i]));
+    std::fill(to + d, to + width, 0.0f);
   }
 
   // Attention output of one sequence and kv head: group * d values of each row, at out + c * stride.
@@ -238,7 +271,7 @@ struct Body {
       for (int64_t r = 0; r < m; ++r) k.prepare(x + r * xs, kk, kp, mc.fast, copy + r * kp);
       x = copy, xs = kp;
     }
-    residual(a::h, p(a::row0), p(a::row1), m, x, xs, kp);
+    residual(a::h, a::out, p(a::row0), p(a::row1), m, x, xs, kp);
   }
 
   void o_proj_combine() {
@@ -253,7 +286,7 @@ struct Body {
               x + seq * chunk * kp + head * group * d, kp);
     if (mc.fast || kk != kp)
       for (int64_t r = 0; r < m; ++r) k.prepare(x + r * kp, kk, kp, mc.fast, x + r * kp);
-    residual(a::h, p(a::row0), p(a::row1), m, x, kp, kp);
+    residual(a::h, a::h, p(a::row0), p(a::row1), m, x, kp, kp);
   }
 
   void gate_up() {
@@ -373,7 +406,7 @@ struct Body {
     switch (t.op) {
       case kEmbed: return embed();
       case kQkv: return qkv(), true;
-      case kAttn: return attn(), true;
+      case kAttn: return attn();
       case kAttnCombine: return attn_combine(), true;
       case kOProj:
       case kDownProj: return project(), true;
@@ -389,12 +422,15 @@ struct Body {
 }  // namespace
 
 bool run_body(const Machine& machine, const Task& task, int64_t step, std::span<const int64_t> variables, float* scratch,
-              Fault* fault) {
-  return Body{machine, task, step, variables, scratch, fault}.run();
+              Fault* fault, TagPort* port) {
+  if (port && !port->fetch_certain()) return false;
+  if (!Body{machine, task, step, variables, scratch, fault, port}.run()) return false;
+  if (port) port->publish_certain();
+  return true;
 }
 
 int buffer_params(int32_t op) {
-  static constexpr int kCount[kOpCount] = {0, 3, 8, 4, 2, 3, 3, 4, 3, 5, 8};
+  static constexpr int kCount[kOpCount] = {0, 3, 8, 5, 2, 4, 3, 4, 4, 5, 8};
   return kCount[op];
 }
 

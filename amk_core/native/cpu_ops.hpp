@@ -8,6 +8,7 @@
 
 #include "abi.h"
 #include "cpu_isa.hpp"
+#include "cpu_tags.hpp"
 #include "tables.hpp"
 
 namespace amk {
@@ -24,6 +25,9 @@ struct Task {
   const int32_t* p = nullptr;
   const void* weight = nullptr;  // first byte of the weight tile in the tape
   uint8_t* at[kMaxBuffers] = {};
+  // Of a task with tagged buffers: their elements, whose mirrors `at` names, and its accesses to them.
+  std::vector<TaggedParam> tagged;  // [buffer parameters], or empty
+  std::vector<TaggedAccess> tagged_accesses;
 };
 
 // One sequence geometry that a launch must fit: tokens [p0, p0 + min(n, steps * chunk)) inside ctx positions.
@@ -57,7 +61,8 @@ int weight_param(int32_t op);
 
 // Runs one task.  `variables` are the flattened launch variables, `scratch` is 64-byte aligned.  Returns false and fills `fault`
 // (kind, row, has, needs) when the data asks for something that does not exist.
+// `port` serves a task with tagged buffers; false, with `port->aborted()`, when a value did not come.
 bool run_body(const Machine& machine, const Task& task, int64_t step, std::span<const int64_t> variables, float* scratch,
-              Fault* fault);
+              Fault* fault, TagPort* port);
 
 }  // namespace amk

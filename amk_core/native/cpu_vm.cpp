@@ -200,10 +200,55 @@ void Program::compile(const Setup& setup) {
         t.weight = setup.tape.data + weight;
       }
       queues_[size_t(q)].scratch_floats = std::max(queues_[size_t(q)].scratch_floats, scratch_floats(t));
+      compile_tagged(t);
     }
   }
   if (std::find(placed.begin(), placed.end(), 0) != placed.end()) throw LoadError("a task stands in no queue");
-  for (int64_t q = 0; q < tables_.n_queues; ++q) queues_[size_t(q)].scratch = map(queues_[size_t(q)].scratch_floats * 4);
+  for (int64_t q = 0; q < tables_.n_queues; ++q) {
+    queues_[size_t(q)].scratch = map(queues_[size_t(q)].scratch_floats * 4);
+    queues_[size_t(q)].mirror = map(queues_[size_t(q)].mirror_floats * 4);
+  }
+  for (Task& t : tasks_) {  // mirrors stand side by side, those of the next task in the same place
+    float* mirror = reinterpret_cast<float*>(queues_[size_t(t.queue)].mirror.get());
+    for (size_t i = 0; i < t.tagged.size(); ++i) {
+      TaggedParam& p = t.tagged[i];
+      if (!p.elements) continue;
+      p.mirror = mirror;
+      t.at[i] = reinterpret_cast<uint8_t*>(mirror);
+      mirror += up(tables_.buffers[size_t(t.p[i])].rows * p.cols * p.width, 16);
+    }
+  }
+}
+
+// The tagged buffers of a task, and how it reaches them.
+void Program::compile_tagged(Task& t) {
+  int64_t floats = 0;
+  for (int i = 0; i < buffer_params(t.op); ++i) {
+    if (t.p[i] < 0 || size_t(t.p[i]) >= tables_.buffers.size() || !tables_.buffers[size_t(t.p[i])].tagged) continue;
+    const BufferRow& b = tables_.buffers[size_t(t.p[i])];
+    if (b.bits != 64 || reinterpret_cast<uintptr_t>(t.at[i]) % 8) throw LoadError("task " + std::to_string(t.id) + ": tagged elements are aligned 8-byte pairs");
+    t.tagged.resize(size_t(buffer_params(t.op)));
+    const int packed = t.op == kAttn ? t.p[attn::packed] : t.op == kGateUp ? t.p[gate_up::packed] : t.op == kOProj || t.op == kDownProj ? t.p[o_proj::packed] : 0;
+    TaggedParam& p = t.tagged[size_t(i)];
+    p.elements = reinterpret_cast<uint64_t*>(t.at[i]), p.cols = b.cols, p.width = packed && holds_pairs(t.op, i) ? 2 : 1;
+    floats += up(b.rows * b.cols * p.width, 16);
+    for (int64_t a = tables_.acc_off[size_t(t.id)]; a < tables_.acc_off[size_t(t.id) + 1]; ++a) {
+      if (tables_.acc_buffer[size_t(a)] != t.p[i]) continue;
+      const TaggedAccess x{i, (tables_.acc_flags[size_t(a)] & kWrite) != 0, (tables_.acc_flags[size_t(a)] & kMaybe) != 0,
+                           tables_.acc_r0[size_t(a)], tables_.acc_r1[size_t(a)], tables_.acc_c0[size_t(a)], tables_.acc_c1[size_t(a)]};
+      const bool fits = tables_.acc_raff[size_t(a)] < 0 && tables_.acc_caff[size_t(a)] < 0 && x.row0 >= 0 && x.row1 <= b.rows && x.col0 >= 0 && x.col1 <= b.cols;
+      if (!fits) throw LoadError("task " + std::to_string(t.id) + ": an access to tagged elements moves, or lies outside its buffer");
+      t.tagged_accesses.push_back(x);
+    }
+  }
+  queues_[size_t(t.queue)].mirror_floats = std::max(queues_[size_t(t.queue)].mirror_floats, floats);
+}
+
+void Program::clear_tags() {
+  for (size_t i = 0; i < tables_.buffers.size(); ++i)
+    if (tables_.buffers[i].tagged)
+      for (const Bytes& copy : pools_[size_t(tables_.buffers[i].pool)])
+        std::memset(copy.data + tables_.buffers[i].offset, 0, size_t(bytes_of(tables_.buffers[i])));
 }
 
 Bytes Program::buffer(int64_t index) const {
@@ -252,6 +297,7 @@ void Program::launch(const LaunchOptions& options) {
   wait_for(-1);
   options_ = options;
   if (options.poison) poison();
+  clear_tags();
   std::memset(counters_.get(), 0, tables_.counters.size() * kCounterStride * 4);
   for (int64_t q = 0; q < tables_.n_queues; ++q) queues_[size_t(q)].progress = 0;
   store_release(&abort_flag_, 0);
@@ -350,8 +396,9 @@ void Program::run_queue(int32_t queue) {
         break;
       }
       jitter();
-      if (!run_body(machine_, task, step, options_.variables, scratch, &fault)) {
-        fail(fault);
+      TagPort port(task.tagged, task.tagged_accesses, step, &spin, &fault);
+      if (!run_body(machine_, task, step, options_.variables, scratch, &fault, task.tagged.empty() ? nullptr : &port)) {
+        if (!port.aborted() || port.timed_out()) fail(fault);
         leave = true;
         break;
       }
@@ -380,7 +427,9 @@ Outcome Program::run_task(int64_t task, int64_t step, const std::vector<int64_t>
   const Task& t = tasks_[size_t(task)];
   Outcome out{.steps = step + 1, .stopped = false, .aborted = false,
               .fault = {kNoFault, t.id, t.op, t.queue, t.position, -1, int32_t(step), -1, 0, 0}};
-  run_body(machine_, t, step, variables, reinterpret_cast<float*>(queues_[size_t(t.queue)].scratch.get()), &out.fault);
+  TagPort port(t.tagged, t.tagged_accesses, step, nullptr, &out.fault);
+  run_body(machine_, t, step, variables, reinterpret_cast<float*>(queues_[size_t(t.queue)].scratch.get()), &out.fault,
+           t.tagged.empty() ? nullptr : &port);
   return out;
 }
 

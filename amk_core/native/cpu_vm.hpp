@@ -82,7 +82,8 @@ class Program {
   struct QueueState {
     alignas(64) std::atomic<int64_t> progress{0};
     int64_t scratch_floats = 0;
-    Memory scratch;
+    int64_t mirror_floats = 0;  // plain copies of a task's tagged buffers
+    Memory scratch, mirror;
   };
 
   static Memory map(int64_t size);
@@ -91,6 +92,8 @@ class Program {
   uint8_t* address(int64_t buffer, int64_t queue) const;
   void check_launch(int64_t steps, const std::vector<int64_t>& variables) const;
   void poison();
+  void compile_tagged(Task& task);
+  void clear_tags();
   void run_queue(int32_t queue);
   void fail(const Fault& fault);
 

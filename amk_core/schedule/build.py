@@ -43,11 +43,11 @@ class Builder:
 
     def buffer(
         self, name: str, kind: Kind, dtype: str, shape: tuple[int, ...], pool: str,
-        lifetime: Lifetime = Lifetime.STEP, initial: bool = False,
+        lifetime: Lifetime = Lifetime.STEP, initial: bool = False, tagged: bool = False,
     ) -> int:  # fmt: skip
         """Place a buffer behind the others of its pool; ``initial``: the host fills all of it before step 0."""
         offset = -(-self.pool_bytes.get(pool, 0) // ALIGN) * ALIGN
-        b = Buffer(name, kind, dtype, shape, pool, offset, lifetime)
+        b = Buffer(name, kind, dtype, shape, pool, offset, lifetime, tagged)
         self.pool_bytes[pool] = offset + b.bytes
         self.buffer_ids[name] = len(self.buffers)
         self.buffers.append(b)
@@ -82,6 +82,15 @@ class Builder:
         for queue in self.queues:
             if queue and wait not in self._waits[queue[0]]:
                 self._waits[queue[0]] = (wait, *self._waits[queue[0]])
+
+    def drain(self, counter: int) -> int:
+        """Let the last task of every queue that does not signal ``counter`` anywhere signal it; returns how many it got."""
+        n = 0
+        for queue in self.queues:
+            if queue and not any(counter in self._signals[t] for t in queue):
+                self._signals[queue[-1]] = (*self._signals[queue[-1]], counter)
+                n += 1
+        return n
 
     def build(
         self, steps: int, unbounded: Iterable[str], variables: tuple[Variable, ...], target: TargetLimits | None,

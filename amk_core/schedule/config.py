@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 Placement = Literal["blocked", "strided", "rotated"]
 Dependencies = Literal["phase", "head"]
+Handoff = Literal["auto", "counter", "tagged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,9 @@ class ScheduleConfig:
         attn_splits: tasks an attention head group is split into along the context; 0: as many as fill the queues.
         dependencies: ``phase``: attention waits for all of QKV; ``head``: each head group starts as soon as its own rows are
             there, while other queues still compute theirs (pipelining inside a step).
+        handoff: how activations reach the next phase. ``counter``: the phase is joined by a counter, its readers wait for all of
+            it. ``tagged``: every value carries the number of its step and readers poll the values themselves; for fast decoding of
+            one sequence, other programs use counters. ``auto``: tagged on a GPU.
         embed_tiles: column tiles of the embedding row.
         sampler_queue: queue that samples, counted from the end (0: the last one).
     """
@@ -40,6 +44,7 @@ class ScheduleConfig:
     fuse_argmax: bool = True
     attn_splits: int = 0
     dependencies: Dependencies = "phase"
+    handoff: Handoff = "auto"
     embed_tiles: int = 1
     sampler_queue: int = 0
 
@@ -54,7 +59,9 @@ class ScheduleConfig:
                 raise ValueError(f"ScheduleConfig.{name} is {x!r}, required is an integer from {lo} to {hi}")
         if self.row_align % 2:
             raise ValueError(f"ScheduleConfig.row_align is {self.row_align}, required is an even number (rotary pairs)")
-        for name, allowed in (("placement", get_args(Placement)), ("dependencies", get_args(Dependencies))):
+        for name, allowed in (
+            ("placement", get_args(Placement)), ("dependencies", get_args(Dependencies)), ("handoff", get_args(Handoff)),
+        ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise ValueError(f"ScheduleConfig.{name} is {getattr(self, name)!r}, required is one of {', '.join(allowed)}")
         for name in ("fuse_qkv", "fuse_combine", "fuse_argmax"):

@@ -5,6 +5,10 @@ One step of a layer has five dependent phases, six with ``fuse_combine=False``:
     qkv (norm, projection, rotation, KV append) -> attn -> [attn_combine] -> o_proj (+ residual)
         -> gate_up (norm, SiLU(gate) * up) -> down_proj (+ residual)
 
+A phase is joined by a counter that its readers wait for, or (fast decoding of one sequence) its values are tagged: they carry the
+number of their step, and the readers poll the values themselves.  Tagged values have an address of their own in every layer, the
+attention task of split 0 merges the partials, and one counter a step orders all readers of a step before the writers of the next.
+
 before the layers comes ``embed``, after them ``lm_head`` (final norm) and ``sample``.  The schedule does not depend on the
 position: position, active rows and token enter through launch variables and buffers.  Three purposes share the tiling, so that
 one weight tape serves all of them:
@@ -99,6 +103,8 @@ class _Lowering:
         self.deal = 0  # where "rotated" placement goes on
         self.m = geometry.rows
         self.partial = int(geometry.batch > 1 or geometry.chunk > 1)
+        wanted = config.handoff == "tagged" or (config.handoff == "auto" and target.arch != "cpu")
+        self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and self.m == 1
 
     # -- buffers
     def buffers(self) -> None:
@@ -113,16 +119,30 @@ class _Lowering:
         def const(name: str, kind: Kind, shape: tuple[int, int], dtype: str = "f32") -> int:
             return b.buffer(name, kind, dtype, shape, "weights", per, initial=True)
 
-        act("h", (m, g.hidden_size))
-        act("q", (m, heads * d))
+        def tag(name: str, shape: tuple[int, int]) -> None:
+            b.buffer(name, Kind.ACTIVATION, "tag64", shape, "tag", tagged=True)
+
         max_blocks = -(-geo.kv_rows // ATTN_BLOCK)
         wanted = self.c.attn_splits or max(1, self.t.queues // (geo.batch * kv))
         self.splits = min(wanted, max_blocks)
         self.blocks = -(-max_blocks // self.splits)
-        act("part", (m * heads, self.splits * self.blocks * (d + 2)))
-        if not self.c.fuse_combine:
-            act("attn", (m, heads * d))
-        act("act", (m, g.intermediate_size))
+        part = (m * heads, self.splits * self.blocks * (d + 2))
+        if self.tagged:
+            tag("embedded", (m, g.hidden_size))
+            for i in range(g.n_layers):
+                tag(f"L{i}.q", (m, (heads + 2 * kv) * d))  # queries, new keys, new values
+                tag(f"L{i}.part", part)
+                tag(f"L{i}.attn", (m, heads * d // 2))  # pairs of bf16, like L{i}.act
+                tag(f"L{i}.mid", (m, g.hidden_size))
+                tag(f"L{i}.act", (m, g.intermediate_size // 2))
+                tag(f"L{i}.h", (m, g.hidden_size))
+        else:
+            act("h", (m, g.hidden_size))
+            act("q", (m, heads * d))
+            act("part", part)
+            if not self.c.fuse_combine:
+                act("attn", (m, heads * d))
+            act("act", (m, g.intermediate_size))
         const("embed", Kind.TABLE, (g.vocab_size, g.hidden_size), weight)
         const("rope.cos", Kind.TABLE, (geo.kv_rows, d // 2))
         const("rope.sin", Kind.TABLE, (geo.kv_rows, d // 2))
@@ -169,15 +189,17 @@ class _Lowering:
         first, self.deal = self.deal, (self.deal + n) % queues
         return [(first + j) % queues for j in range(n)]
 
-    def phase(self, op: str, name: str, tiles: Sequence[Mapping[str, int | float]], waits: Sequence[Wait]) -> Wait:
-        """Tasks that all wait for ``waits`` and are joined by one counter; returns the wait for all of them."""
-        done = self.b.counter(name)
+    def phase(
+        self, op: str, name: str, tiles: Sequence[Mapping[str, int | float]], waits: Sequence[Wait], *, joined: bool = True
+    ) -> tuple[Wait, ...]:  # fmt: skip
+        """Tasks that all wait for ``waits``; returns the waits of whoever needs all of them: one counter, none if not ``joined``."""
+        done = (self.b.counter(name),) if joined else ()
         waiting: set[int] = set()
         for tile, queue in zip(tiles, self.place(len(tiles)), strict=True):
             # behind the first task of the phase on its queue the wait is implied by queue order
-            self.b.task(op, queue, tile, () if queue in waiting else waits, (done,))
+            self.b.task(op, queue, tile, () if queue in waiting else waits, done)
             waiting.add(queue)
-        return (done, len(tiles), 0)
+        return tuple((c, len(tiles), 0) for c in done)
 
     def rows(self, total: int, per_queue: int) -> list[tuple[int, int]]:
         return split_rows(total, per_queue * self.t.queues, self.c.row_align)
@@ -185,9 +207,17 @@ class _Lowering:
     def last_of_prefill(self, layer: int) -> bool:
         return self.geo.purpose == "prefill" and layer == self.g.n_layers - 1
 
-    def layer(self, i: int, before: Wait) -> Wait:
-        g, geo, ids, c, m = self.g, self.geo, self.b.buffer_ids, self.c, self.m
-        d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
+    def activations(self, i: int) -> dict[str, int]:
+        """Buffers of layer i by role: ``h`` and ``out`` are the residual stream before and behind it, ``mid`` between its halves."""
+        ids, last = self.b.buffer_ids, self.g.n_layers - 1
+        if self.tagged:
+            roles = {name: ids[f"L{i}.{name}"] for name in ("q", "part", "attn", "mid", "act") if i <= last}
+            return {**roles, "h": ids[f"L{i - 1}.h" if i else "embedded"], "out": ids.get(f"L{i}.h", -1)}
+        return {**{name: ids.get(name, -1) for name in ("q", "part", "attn", "act")}, **dict.fromkeys(("h", "mid", "out"), ids["h"])}
+
+    def layer(self, i: int, before: Sequence[Wait]) -> Sequence[Wait]:
+        g, geo, ids, c, m, at = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.activations(i)
+        d, heads, kv, packed, joined = g.head_dim, g.n_heads, g.n_kv_heads, int(self.tagged), not self.tagged
         hidden, eps = g.hidden_size, g.norm_eps
         attn_shape = {
             "m": m, "chunk": geo.chunk, "batch": geo.batch, "ctx": geo.kv_rows, "n_heads": heads, "n_kv": kv,
@@ -201,59 +231,63 @@ class _Lowering:
             cuts = [(s * d + a, s * d + e) for s, n in sections for a, e in self.rows(n * d, c.tiles_per_queue)]
         qkv = [
             {
-                "h": ids["h"], "norm_w": ids[f"L{i}.attn_norm"], "w": ids[f"L{i}.qkv"], "cos": ids["rope.cos"],
-                "sin": ids["rope.sin"], "q": ids["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "m": m, "chunk": geo.chunk,
+                "h": at["h"], "norm_w": ids[f"L{i}.attn_norm"], "w": ids[f"L{i}.qkv"], "cos": ids["rope.cos"],
+                "sin": ids["rope.sin"], "q": at["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "m": m, "chunk": geo.chunk,
                 "batch": geo.batch, "ctx": geo.kv_rows, "row0": a, "row1": e, "hidden": hidden, "n_heads": heads, "n_kv": kv,
-                "head_dim": d, "pos_var": 0, "partial": self.partial, "layer": i, "eps": eps,
+                "head_dim": d, "pos_var": 0, "partial": self.partial, "layer": i, "packed": packed, "eps": eps,
             }
             for a, e in cuts
         ]  # fmt: skip
         if self.last_of_prefill(i):
             # nothing reads the residual stream behind the last layer of a prompt chunk: only its keys and values are kept
-            return self.phase("qkv", f"L{i}.qkv", [t for t in qkv if t["row1"] > heads * d], [before])
+            return self.phase("qkv", f"L{i}.qkv", [t for t in qkv if t["row1"] > heads * d], before)
         attn = [
             {
-                **attn_shape, "q": ids["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "part": ids["part"], "seq": seq,
-                "kv_head": head, "split": split, "partial": self.partial, "scale": g.attn_scale,
+                **attn_shape, "q": at["q"], "k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"], "part": at["part"], "seq": seq,
+                "out": at["attn"] if self.tagged and split == 0 else -1, "kv_head": head, "split": split, "partial": self.partial,
+                "packed": packed, "scale": g.attn_scale,
             }
             for seq in range(geo.batch) for head in range(kv) for split in range(self.splits)
         ]  # fmt: skip
-        if c.dependencies == "phase":
-            after = self.phase("attn", f"L{i}.attn", attn, [self.phase("qkv", f"L{i}.qkv", qkv, [before])])
+        if c.dependencies == "phase" or self.tagged:
+            after = self.phase("attn", f"L{i}.attn", attn, self.phase("qkv", f"L{i}.qkv", qkv, before, joined=joined), joined=joined)
         else:
             after = self.by_head(i, qkv, attn, before)
-        if not c.fuse_combine:
+        residual = {"m": m, "layer": i, "packed": packed}
+        if self.tagged or not c.fuse_combine:
             merge = [
-                {**attn_shape, "part": ids["part"], "out": ids["attn"], "seq": seq, "kv_head": head}
-                for seq in range(geo.batch) for head in range(kv)
+                {**attn_shape, "part": at["part"], "out": at["attn"], "seq": seq, "kv_head": head}
+                for seq in range(geo.batch) for head in range(kv) if not self.tagged
             ]  # fmt: skip
-            after = self.phase("attn_combine", f"L{i}.combine", merge, [after])
-            o_op, o_shape = "o_proj", {"x": ids["attn"], "m": m, "k": heads * d, "layer": i}
+            if merge:
+                after = self.phase("attn_combine", f"L{i}.combine", merge, after)
+            o_op, o_shape = "o_proj", {**residual, "x": at["attn"], "k": heads * d, "out": at["mid"]}
         else:
             o_op = "o_proj_combine"
-            o_shape = {"part": ids["part"], "k": heads * d, **attn_shape}
-        o = [{**o_shape, "w": ids[f"L{i}.o"], "h": ids["h"], "row0": a, "row1": e} for a, e in self.rows(hidden, c.tiles_per_queue)]
-        after = self.phase(o_op, f"L{i}.o", o, [after])
+            o_shape = {"part": at["part"], "k": heads * d, **attn_shape}
+        o = [{**o_shape, "w": ids[f"L{i}.o"], "h": at["h"], "row0": a, "row1": e} for a, e in self.rows(hidden, c.tiles_per_queue)]
+        after = self.phase(o_op, f"L{i}.o", o, after, joined=joined)
         gate_up = [
             {
-                "h": ids["h"], "norm_w": ids[f"L{i}.mlp_norm"], "w": ids[f"L{i}.gate_up"], "act": ids["act"], "m": m,
-                "row0": a, "row1": e, "hidden": hidden, "layer": i, "eps": eps,
+                "h": at["mid"], "norm_w": ids[f"L{i}.mlp_norm"], "w": ids[f"L{i}.gate_up"], "act": at["act"], "m": m,
+                "row0": a, "row1": e, "hidden": hidden, "layer": i, "packed": packed, "eps": eps,
             }
             for a, e in self.rows(g.intermediate_size, c.tiles_per_queue)
         ]  # fmt: skip
-        after = self.phase("gate_up", f"L{i}.gate_up", gate_up, [after])
+        after = self.phase("gate_up", f"L{i}.gate_up", gate_up, after, joined=joined)
         down = [
             {
-                "x": ids["act"], "w": ids[f"L{i}.down"], "h": ids["h"], "m": m, "row0": a, "row1": e,
-                "k": g.intermediate_size, "layer": i,
+                **residual, "x": at["act"], "w": ids[f"L{i}.down"], "h": at["mid"], "out": at["out"], "row0": a, "row1": e,
+                "k": g.intermediate_size,
             }
             for a, e in self.rows(hidden, c.tiles_per_queue)
         ]  # fmt: skip
-        return self.phase("down_proj", f"L{i}.down", down, [after])
+        return self.phase("down_proj", f"L{i}.down", down, after, joined=joined)
 
     def by_head(
-        self, i: int, qkv: Sequence[Mapping[str, int | float]], attn: Sequence[Mapping[str, int | float]], before: Wait
-    ) -> Wait:
+        self, i: int, qkv: Sequence[Mapping[str, int | float]], attn: Sequence[Mapping[str, int | float]],
+        before: Sequence[Wait],
+    ) -> Sequence[Wait]:  # fmt: skip
         """QKV and attention joined head group by head group instead of by one barrier."""
         g, b = self.g, self.b
         d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
@@ -272,52 +306,56 @@ class _Lowering:
                 if any(tile["row0"] < end and start < tile["row1"] for start, end in parts):
                     touched.append(counters[h])
                     producers[h] += 1
-            b.task("qkv", queue, tile, () if queue in waiting else (before,), touched)
+            b.task("qkv", queue, tile, () if queue in waiting else before, touched)
             waiting.add(queue)
         done = b.counter(f"L{i}.attn")
         for tile, queue in zip(attn, self.place(len(attn)), strict=True):
             head = int(tile["kv_head"])
             b.task("attn", queue, tile, ((counters[head], producers[head], 0),), (done,))
-        return (done, len(attn), 0)
+        return ((done, len(attn), 0),)
 
     def schedule(self) -> Schedule:
         self.buffers()
         g, geo, ids, c, m, b = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.b
         decode = geo.purpose == "decode"
-        embed_done = b.counter("embed")
         embed_cuts = split_rows(g.hidden_size, c.embed_tiles, c.row_align)
         start: list[Wait] = []  # filled below: the last phase of the step before, whose counter does not exist yet
-        for (first, last), queue in zip(embed_cuts, self.place(len(embed_cuts)), strict=True):
-            params = {
-                "token": ids["token" if decode else "prompt"], "table": ids["embed"], "out": ids["h"], "m": m, "chunk": geo.chunk,
-                "feed": int(not decode), "col0": first, "col1": last, "vocab": g.vocab_size, "scale": 1.0,
-            }  # fmt: skip
-            b.task("embed", queue, params, start, (embed_done,))
-        before: Wait = (embed_done, len(embed_cuts), 0)
+        embed = [
+            {
+                "token": ids["token" if decode else "prompt"], "table": ids["embed"], "out": self.activations(0)["h"], "m": m,
+                "chunk": geo.chunk, "feed": int(not decode), "col0": first, "col1": last, "vocab": g.vocab_size, "scale": 1.0,
+            }
+            for first, last in embed_cuts
+        ]  # fmt: skip
+        before: Sequence[Wait] = self.phase("embed", "embed", embed, start, joined=not self.tagged)
         for i in range(g.n_layers):
             before = self.layer(i, before)
         stop = None
         if geo.purpose != "prefill":
             head = [
                 {
-                    "h": ids["h"], "norm_w": ids["final_norm"], "w": ids["head"], "logits": ids["logits"],
+                    "h": self.activations(g.n_layers)["h"], "norm_w": ids["final_norm"], "w": ids["head"], "logits": ids["logits"],
                     "amax": ids.get("amax", -1), "m": m, "row0": a, "row1": e, "tile": j, "ring": int(not decode),
                     "hidden": g.hidden_size, "layer": g.n_layers, "eps": g.norm_eps,
                 }
                 for j, (a, e) in enumerate(self.head_tiles)
             ]  # fmt: skip
-            before = self.phase("lm_head", "head", head, [before])
+            before = self.phase("lm_head", "head", head, before)
         if decode:
+            if self.tagged:  # the sampler is ordered behind every task of the step, so the next step may write all values anew
+                drained = b.drain(before[0][0])
+                before = [(before[0][0], before[0][1] + drained, 0)]
             sampler = {name: ids[name] for name in ("logits", "control", "stop_ids", "token", "out", "stop", "done")}
             shape = {"m": m, "tiles": len(self.head_tiles), "vocab": g.vocab_size, "n_stop_ids": MAX_STOP_IDS, "pos_var": 0}
             queue = self.t.queues - 1 - c.sampler_queue % self.t.queues
             sampled = b.counter("sample")
-            task = b.task("sample", queue, {**sampler, **shape, "amax": ids.get("amax", -1)}, [before], (sampled,))
-            stop, before = (ids["stop"], task), (sampled, 1, 0)
+            task = b.task("sample", queue, {**sampler, **shape, "amax": ids.get("amax", -1)}, before, (sampled,))
+            stop, before = (ids["stop"], task), ((sampled, 1, 0),)
         # every reader of h and of the token in the step before is behind this counter
-        start.append((before[0], before[1], -1))
+        last = (before[0][0], before[0][1], -1)
+        start.append(last)
         if decode:
-            b.guard((before[0], before[1], -1))
+            b.guard(last)
         variables = (
             Variable("p0", geo.batch, 0, geo.context),
             Variable("n", geo.batch, 0, geo.max_steps * geo.chunk),

@@ -118,7 +118,8 @@ def _qkv(p: Mapping[str, Ints]) -> list[Access]:
         Access(p["cos"], (0, p["ctx"]), (0, d // 2), present=p["row0"] < k_end),
         Access(p["sin"], (0, p["ctx"]), (0, d // 2), present=p["row0"] < k_end),
     ]
-    lo, hi = p["row0"], np.minimum(p["row1"], q_end)
+    # packed: the new keys and values stand behind the queries too, for attention in the same step
+    lo, hi = p["row0"], np.where(p["packed"] == 1, p["row1"], np.minimum(p["row1"], q_end))
     out.append(Access(p["q"], (0, m), (lo, hi), value("qkv", layer), write=True, present=lo < hi))
     for buf, begin, end in (("k", q_end, k_end), ("v", k_end, v_end)):
         lo, hi = np.maximum(p["row0"], begin), np.minimum(p["row1"], end)
@@ -137,16 +138,25 @@ def _part_rows(p: Mapping[str, Ints]) -> tuple[Any, Any]:
 
 
 def _attn(p: Mapping[str, Ints]) -> list[Access]:
-    d, chunk, seq, layer = p["head_dim"], p["chunk"], p["seq"], p["layer"]
-    q0 = p["kv_head"] * p["group"] * d
-    kv_rows = (seq * p["ctx"], -1, 0, 0, chunk, p["pos_var"] + seq, chunk)  # every row up to this step's last one
+    d, chunk, seq, layer, packed = p["head_dim"], p["chunk"], p["seq"], p["layer"], p["packed"] == 1
+    width, made = p["blocks"] * (d + 2), value("qkv", layer)
+    q0, q1 = p["kv_head"] * p["group"] * d, (p["kv_head"] + 1) * p["group"] * d
+    k0, v0 = (p["n_heads"] + p["kv_head"]) * d, (p["n_heads"] + p["n_kv"] + p["kv_head"]) * d
+    rows = (seq * chunk, (seq + 1) * chunk)
+    # every row up to this step's last one; packed: the rows of the steps before, the newest stand behind the queries
+    kv_rows = (seq * p["ctx"], -1, 0, 0, np.where(packed, 0, chunk), p["pos_var"] + seq, chunk)
     kv_cols = (p["kv_head"] * d, (p["kv_head"] + 1) * d)
-    width = p["blocks"] * (d + 2)
+    merges = p["out"] >= 0
     return [
-        Access(p["q"], (seq * chunk, (seq + 1) * chunk), (q0, q0 + p["group"] * d), value("qkv", layer)),
-        Access(p["k"], kv_rows, kv_cols, value("qkv", layer), maybe=p["partial"]),
-        Access(p["v"], kv_rows, kv_cols, value("qkv", layer), maybe=p["partial"]),
+        Access(p["q"], rows, (q0, q1), made),
+        Access(p["q"], rows, (k0, k0 + d), made, present=packed),
+        Access(p["q"], rows, (v0, v0 + d), made, present=packed),
+        Access(p["k"], kv_rows, kv_cols, made, maybe=p["partial"]),
+        Access(p["v"], kv_rows, kv_cols, made, maybe=p["partial"]),
+        Access(p["part"], _part_rows(p), (width, p["splits"] * width), value("attn", layer), maybe=1,
+               present=merges & (p["splits"] > 1)),
         Access(p["part"], _part_rows(p), (p["split"] * width, (p["split"] + 1) * width), value("attn", layer), write=True, maybe=1),
+        Access(p["out"], rows, (q0 >> p["packed"], q1 >> p["packed"]), value("attn_combine", layer), write=True, present=merges),
     ]  # fmt: skip
 
 
@@ -164,12 +174,12 @@ def _residual(p: Mapping[str, Ints], source: Any, produced: str) -> list[Access]
     return [
         Access(p["w"], tile, (0, p["k"])),
         Access(p["h"], (0, p["m"]), tile, source),
-        Access(p["h"], (0, p["m"]), tile, value(produced, p["layer"]), write=True),
+        Access(p.get("out", p["h"]), (0, p["m"]), tile, value(produced, p["layer"]), write=True),
     ]
 
 
 def _o_proj(p: Mapping[str, Ints]) -> list[Access]:
-    x = Access(p["x"], (0, p["m"]), (0, p["k"]), value("attn_combine", p["layer"]))
+    x = Access(p["x"], (0, p["m"]), (0, p["k"] >> p["packed"]), value("attn_combine", p["layer"]))
     return [x, *_residual(p, hidden_in(p["layer"]), "o_proj")]
 
 
@@ -184,12 +194,12 @@ def _gate_up(p: Mapping[str, Ints]) -> list[Access]:
         Access(p["h"], (0, p["m"]), (0, p["hidden"]), value("o_proj", p["layer"])),
         Access(p["norm_w"], (0, 1), (0, p["hidden"])),
         Access(p["w"], (2 * p["row0"], 2 * p["row1"]), (0, p["hidden"])),
-        Access(p["act"], (0, p["m"]), (p["row0"], p["row1"]), value("gate_up", p["layer"]), write=True),
+        Access(p["act"], (0, p["m"]), (p["row0"] >> p["packed"], p["row1"] >> p["packed"]), value("gate_up", p["layer"]), write=True),
     ]
 
 
 def _down_proj(p: Mapping[str, Ints]) -> list[Access]:
-    x = Access(p["x"], (0, p["m"]), (0, p["k"]), value("gate_up", p["layer"]))
+    x = Access(p["x"], (0, p["m"]), (0, p["k"] >> p["packed"]), value("gate_up", p["layer"]))
     return [x, *_residual(p, value("o_proj", p["layer"]), "down_proj")]
 
 
@@ -236,19 +246,19 @@ SPECS: tuple[OpSpec, ...] = (
     _spec("embed", "token table out m chunk feed col0 col1 vocab scale", _embed, "scale"),
     _spec(
         "qkv",
-        "h norm_w w cos sin q k v m chunk batch ctx row0 row1 hidden n_heads n_kv head_dim pos_var partial layer eps",
+        "h norm_w w cos sin q k v m chunk batch ctx row0 row1 hidden n_heads n_kv head_dim pos_var partial layer packed eps",
         _qkv, "eps", "L{layer}.qkv",
     ),
-    _spec("attn", f"q k v part {_ATTN} split partial scale", _attn, "scale"),
+    _spec("attn", f"q k v part out {_ATTN} split partial packed scale", _attn, "scale"),
     _spec("attn_combine", f"part out {_ATTN}", _attn_combine),
-    _spec("o_proj", "x w h m row0 row1 k layer", _o_proj, "", "L{layer}.o"),
+    _spec("o_proj", "x w h out m row0 row1 k layer packed", _o_proj, "", "L{layer}.o"),
     _spec(
         "o_proj_combine",
         "part w h m row0 row1 k chunk batch ctx n_heads n_kv group head_dim splits blocks block pos_var layer",
         _o_proj_combine, "", "L{layer}.o",
     ),
-    _spec("gate_up", "h norm_w w act m row0 row1 hidden layer eps", _gate_up, "eps", "L{layer}.gate_up"),
-    _spec("down_proj", "x w h m row0 row1 k layer", _down_proj, "", "L{layer}.down"),
+    _spec("gate_up", "h norm_w w act m row0 row1 hidden layer packed eps", _gate_up, "eps", "L{layer}.gate_up"),
+    _spec("down_proj", "x w h out m row0 row1 k layer packed", _down_proj, "", "L{layer}.down"),
     _spec("lm_head", "h norm_w w logits amax m row0 row1 tile ring hidden layer eps", _lm_head, "eps", "head"),
     _spec("sample", "logits amax control stop_ids token out stop done m tiles vocab n_stop_ids pos_var", _sample),
 )  # fmt: skip
@@ -355,13 +365,20 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
     positive = "m chunk batch ctx hidden n_heads n_kv group head_dim splits blocks block k vocab tiles".split()  # noqa: SIM905
     checks = [(f"{name} is at least 1", p[name] >= 1) for name in positive if name in p]
     checks += [(f"{name} is at least 0", p[name] >= 0) for name in ("layer", "tile", "n_stop_ids", "pos_var") if name in p]
-    checks += [(f"{name} is 0 or 1", (p[name] == 0) | (p[name] == 1)) for name in ("feed", "ring", "partial") if name in p]
+    checks += [(f"{name} is 0 or 1", (p[name] == 0) | (p[name] == 1)) for name in ("feed", "ring", "partial", "packed") if name in p]
     for first, last in (("row0", "row1"), ("col0", "col1")):
         if first in p:
             checks.append((f"0 <= {first} < {last}", (p[first] >= 0) & (p[first] < p[last])))
     for part, whole in (("seq", "batch"), ("kv_head", "n_kv"), ("split", "splits")):
         if part in p and whole in p:
             checks.append((f"0 <= {part} < {whole}", (p[part] >= 0) & (p[part] < p[whole])))
+    if "packed" in p and "row0" in p:
+        even = (p["row0"] % 2 == 0) & (p["row1"] % 2 == 0)
+        checks.append(("a tile of packed pairs starts and ends at a pair", (p["packed"] == 0) | even))
+    if "packed" in p and "chunk" in p:
+        checks.append(("packed rows are one token of one sequence", (p["packed"] == 0) | (p["m"] == 1)))
+    if "out" in p and "split" in p:
+        checks.append(("the task that merges is the one of split 0", (p["out"] < 0) | (p["split"] == 0)))
     if "batch" in p:
         checks.append((f"batch is at most {MAX_BATCH}", p["batch"] <= MAX_BATCH))
         checks.append(("m == batch * chunk", p["m"] == p["batch"] * p["chunk"]))

@@ -214,6 +214,8 @@ class CudaVM:
             m.upload(self._feed.bytes, offset, stream)
         self._control.upload(stream)
         self._counters.fill(0, stream=stream)
+        for pool in self._tagged:
+            self._pools[pool].fill(0, stream=stream)  # no tag of an earlier launch is left
         self._launch["bound_ns"] = int(min(spin_timeout_s, 1e6) * 1e9)
         self._launch["steps"] = steps
         self.start_kernel(stream)

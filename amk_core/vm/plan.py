@@ -37,6 +37,7 @@ class Dims:
     head_dim: int
     vocab: int
     fused_combine: bool
+    tagged: bool = False
 
     @property
     def q_size(self) -> int:
@@ -79,7 +80,7 @@ class Dims:
         if k is None or k.dtype not in ("f32", "bf16"):
             raise ProgramError(f"keys are stored as {k.dtype if k else 'nothing'}, required is f32 (exact) or bf16 (fast)")
         return Dims(k.dtype == "f32", one["m"], one["chunk"], one["hidden"], inter.pop(), one["n_heads"], one["n_kv"],
-                    one["head_dim"], one["vocab"], fused)  # fmt: skip
+                    one["head_dim"], one["vocab"], fused, any(b.tagged for b in s.buffers))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,12 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
         "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
         "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
+        "AMK_TAGGED": int(d.tagged),
     }  # fmt: skip
     if d.hidden % 2 or d.head_dim % 2:
         raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")
+    if d.tagged and (d.exact or d.rows > 1 or d.head_dim % 4 or d.hidden % 4 or d.inter % 4):
+        raise ProgramError("tagged values serve fast decoding of one sequence, four values at a time; lower with handoff='counter'")
     if d.exact:
         row = -(-max(d.hidden, d.inter, d.q_size) // 32) * 32 * 4 + 1024
         work = min(max(4 * row, SAMPLER_BYTES), budget // 1024 * 1024)
@@ -145,7 +149,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
 
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
     fixed = 2 * 16 * 8 * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
-    stage = max([staged(k) for k in (d.hidden, d.q_size, d.inter) if staged(k) <= cap], default=0)
+    stage = max([staged(k) for k in (d.hidden, d.q_size, d.inter) if d.tagged or staged(k) <= cap], default=0)
     if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
         stage = staged(d.q_size)
         if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:
@@ -156,6 +160,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     tables = per_lane * warps * 32 * 16 + 512  # norm weights and angles, fetched before the waits
     hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
     attention = (ATTN_BLOCK * (d.head_dim + 8) + 32 * (d.head_dim + 8) + 32 * (ATTN_BLOCK + 8)) * 2 + 16 * (ATTN_BLOCK + 4) * 4
+    attention += 64 + d.head_dim * 2  # tagged: the newest key, sums of the rows
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
     for units in (64, 32, 16):
         slots = min((budget - work) // (units * UNIT_BYTES), 8 * 64 // units)

@@ -39,7 +39,7 @@ FAULT = np.dtype(
 COUNTER_STRIDE = 16
 STRIDE_WORD = 22
 N_BUFFER_PARAMS: Mapping[str, int] = {
-    "embed": 3, "qkv": 8, "attn": 4, "attn_combine": 2, "o_proj": 3, "o_proj_combine": 3, "gate_up": 4, "down_proj": 3,
+    "embed": 3, "qkv": 8, "attn": 5, "attn_combine": 2, "o_proj": 4, "o_proj_combine": 3, "gate_up": 4, "down_proj": 4,
     "lm_head": 5, "sample": 8,
 }  # fmt: skip
 
@@ -70,6 +70,8 @@ def check_tasks(s: Schedule, d: Dims) -> None:
     rows = np.array([b.rows for b in s.buffers] + [0], np.int64)
     bits = np.array([DTYPE_BITS[b.dtype] for b in s.buffers] + [0], np.int64)
     kind = np.array([int(b.kind) for b in s.buffers] + [-1], np.int64)
+    tagged = np.array([b.tagged for b in s.buffers] + [False], bool)
+    pair = 2 if d.tagged else 1  # values of an element of packed rows
     steps, wide = s.steps, 32 if d.exact else 16
     batch = d.rows // d.chunk
 
@@ -87,14 +89,15 @@ def check_tasks(s: Schedule, d: Dims) -> None:
 
         def buf(
             param: str, width: int, least_rows: Any, col: Any, *, bits_: int = 32, writes: bool = False, ids: Any = ids, p: Any = p,
-            optional: bool = False,
+            optional: bool = False, handed: bool = False,
         ) -> None:  # fmt: skip
-            b = p[param]
+            b, bits_ = p[param], 64 if handed and d.tagged else bits_
             need(ids, (b < (-1 if optional else 0)) | (b >= n_buf), f"buffer parameter {param} does not exist")
             there = b >= 0
             need(ids, there & (cols[b] != col), f"rows of {param} have {cols[b][0]} columns, the kernel expects {np.max(col)}")
             need(ids, there & (rows[b] < least_rows), f"{param} has {rows[b][0]} rows, the task needs {np.max(least_rows)}")
             need(ids, there & (bits[b] != bits_), f"{param} has elements of {bits[b][0]} bits, required are {bits_}")
+            need(ids, there & (tagged[b] != (handed and d.tagged)), f"{param} is tagged where plain values are required, or plain")
             need(ids, there & (kind[b] == int(Kind.WEIGHT)), f"{param} is a weight; weights are read from the tape")
             if writes:
                 need(ids, there & ((kind[b] == int(Kind.TABLE)) | (kind[b] == int(Kind.INPUT))), f"{param} is read-only")
@@ -112,7 +115,10 @@ def check_tasks(s: Schedule, d: Dims) -> None:
                 (lo < 0) | (lo >= hi) | (hi > rows[w]) | (hi > total) | (lo % 2 != 0),
                 "rows of the tile are out of range or odd",
             )
+            need(ids, d.tagged & (hi % 2 != 0), "a tile boundary cuts a pair of rows")
 
+        if "packed" in p:
+            need(ids, p["packed"] != int(d.tagged), "packed goes with tagged values")
         if "pos_var" in p:
             need(ids, (p["pos_var"] < 0) | (p["pos_var"] + 2 * batch > len(s.variable_names())), "launch variables are missing")
         if "ctx" in p:
@@ -135,23 +141,25 @@ def check_tasks(s: Schedule, d: Dims) -> None:
             least = np.where(p["feed"] == 0, 1, steps * d.chunk)
             need(ids, (rows[b] < batch) | (cols[b] < least) | (bits[b] != 32), "the token buffer is too small")
             buf("table", wide, p["vocab"], d.hidden, bits_=wide)
-            buf("out", 32, d.rows, d.hidden, writes=True)
+            buf("out", 32, d.rows, d.hidden, writes=True, handed=True)
         elif name == "qkv":
             tile(p["row0"], p["row1"], d.hidden, d.q_size + 2 * d.kv_size)
             need(ids, p["row1"] % 2 != 0, "a tile boundary cuts a pair of rows")
-            buf("h", 32, d.rows, d.hidden)
+            buf("h", 32, d.rows, d.hidden, handed=True)
             buf("norm_w", 32, 1, d.hidden)
             for t in ("cos", "sin"):
                 buf(t, 32, p["ctx"], d.head_dim // 2)
-            buf("q", 32, d.rows, d.q_size, writes=True)
+            buf("q", 32, d.rows, d.q_size + (2 * d.kv_size if d.tagged else 0), writes=True, handed=True)
             for t in ("k", "v"):
                 buf(t, wide, batch * p["ctx"], d.kv_size, bits_=wide, writes=True)
         elif name == "attn":
             need(ids, (p["split"] < 0) | (p["split"] >= p["splits"]), "split is out of range")
-            buf("q", 32, d.rows, d.q_size)
+            buf("q", 32, d.rows, d.q_size + (2 * d.kv_size if d.tagged else 0), handed=True)
             for t in ("k", "v"):
                 buf(t, wide, batch * p["ctx"], d.kv_size, bits_=wide)
-            buf("part", 32, d.rows * d.heads, width, writes=True)
+            buf("part", 32, d.rows * d.heads, width, writes=True, handed=True)
+            need(ids, (p["out"] >= 0) != ((p["split"] == 0) & d.tagged), "the task of split 0 merges tagged partials, and no other")
+            buf("out", 32, d.rows, d.q_size // pair, writes=True, optional=True, handed=True)
         elif name == "attn_combine":
             buf("part", 32, d.rows * d.heads, width)
             buf("out", 32, d.rows, d.q_size, writes=True)
@@ -162,17 +170,19 @@ def check_tasks(s: Schedule, d: Dims) -> None:
             if name == "o_proj_combine":
                 buf("part", 32, d.rows * d.heads, width)
             else:
-                buf("x", 32, d.rows, k)
-            buf("h", 32, d.rows, d.hidden, writes=True)
+                buf("x", 32, d.rows, k // pair, handed=True)
+                buf("out", 32, d.rows, d.hidden, writes=True, handed=True)
+                need(ids, (p["h"] != p["out"]) != d.tagged, "a tagged residual stream is written anew, a plain one in place")
+            buf("h", 32, d.rows, d.hidden, writes=True, handed=True)
         elif name == "gate_up":
             tile(2 * p["row0"], 2 * p["row1"], d.hidden, 2 * d.inter)
-            buf("h", 32, d.rows, d.hidden)
+            buf("h", 32, d.rows, d.hidden, handed=True)
             buf("norm_w", 32, 1, d.hidden)
-            buf("act", 32, d.rows, d.inter, writes=True)
+            buf("act", 32, d.rows, d.inter // pair, writes=True, handed=True)
         elif name == "lm_head":
             tile(p["row0"], p["row1"], d.hidden, d.vocab)
             need(ids, (p["ring"] < 0) | (p["ring"] > 1), "ring")
-            buf("h", 32, d.rows, d.hidden)
+            buf("h", 32, d.rows, d.hidden, handed=True)
             buf("norm_w", 32, 1, d.hidden)
             buf("logits", 32, np.where(p["ring"] == 1, steps * d.rows, d.rows), d.vocab, writes=True)
             a = p["amax"]
