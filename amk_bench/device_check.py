@@ -209,7 +209,7 @@ def timings(args: argparse.Namespace) -> int:
                 if args.trace:
                     traced = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
                                       trace=True, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
-                    for position in POSITIONS[model]:
+                    for position in positions or POSITIONS[model]:
                         axis = trace(traced, position)
                         print(f"{model} at position {position}, microseconds")
                         print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)

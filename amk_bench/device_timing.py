@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -504,7 +504,7 @@ class Checker {
               line(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a])};
         if (t.pools[t.buffers[x.buffer].pool].per_queue) continue;  // each queue has its own instance
         if (t.buffers[x.buffer].tagged && x.write) tag_writers[x.buffer].push_back(x);
-        if (t.buffers[x.buffer].tagged && (x.write || t.acc_flags[a] & (kPrevEpoch | kMaybe))) continue;
+        if (t.buffers[x.buffer].tagged && (x.write || t.acc_flags[a] & kPrevEpoch)) continue;
         if (!x.rows.moves && !x.cols.moves && (!x.rows.a.length || !x.cols.a.length)) continue;
         if (x.rows.moves) x.row_class = classes.try_emplace(x.rows.key(), int32_t(classes.size())).first->second;
         by_buffer[x.buffer].push_back(x);

@@ -457,7 +457,7 @@ class Oracle {
       if (!(use(r).flags & kMaybe)) read_tags.insert(tag);
       for (const auto& [i, list] : writers)
         for (int w : list) {
-          if (i == tag && !(use(r).flags & kMaybe)) {
+          if (i == tag) {
             tag_wait_[size_t(use(r).instance)].insert(use(w).instance);
             tag_waits_empty_ = false;
           }

@@ -6,7 +6,8 @@
 
 namespace amk::validate {
 
-// A tagged read waits for every writer (in this step) of the elements it reads.
+// A tagged read waits for every writer (in this step) of the elements it reads.  One that may happen counts: where it does, its
+// writers do, and where nothing may happen fewer waits stand in the way.
 TagWaits tag_waits(const Model& m) {
   TagWaits out;
   bool any = false;
@@ -19,7 +20,7 @@ TagWaits tag_waits(const Model& m) {
   std::unordered_map<i32, i32> counter;  // rect -> virtual counter
   for (const Access& r : m.acc) {
     const Rect& rect = m.rects[r.rect];
-    if (r.write() || r.maybe() || (r.flags & kPrevEpoch) || !m.t.buffers[rect.buffer].tagged) continue;
+    if (r.write() || (r.flags & kPrevEpoch) || !m.t.buffers[rect.buffer].tagged) continue;
     auto [it, fresh] = counter.try_emplace(r.rect, i32(out.need.size()));
     if (fresh) {
       out.need.push_back(0);

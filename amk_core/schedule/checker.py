@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amk_core.schedule.certificate import Certificate
-from amk_core.schedule.ir import DTYPE_BITS, MAYBE, PREV_EPOCH, WRITE, Schedule
+from amk_core.schedule.ir import DTYPE_BITS, PREV_EPOCH, WRITE, Schedule
 from amk_core.schedule.tables import TableError, table_hash, unpack
 
 EXACT_VALUES = 256  # launch variables are enumerated up to here, and bounded by their ends above
@@ -243,7 +243,7 @@ class _Checker:
     def tagged(self, x: _Access, y: _Access) -> None:
         """A reader of this step's tag cannot end before its writers: replay must have run them."""
         for w, r in ((x, y), (y, x)):
-            if w.buffer == r.buffer and w.flags & WRITE and not r.flags & (WRITE | PREV_EPOCH | MAYBE):
+            if w.buffer == r.buffer and w.flags & WRITE and not r.flags & (WRITE | PREV_EPOCH):
                 hit = self.steps > EXACT_STEPS or any(self.overlap(w, i, r, i) for i in range(self.steps))
                 self.need(not hit or self.rank[w.task] < self.rank[r.task], f"replay runs task {r.task} before its tagged data")
 

@@ -363,12 +363,12 @@ class _Dynamic:
         return self.step[u.instance] - (1 if u.flags & PREV_EPOCH else 0)
 
     def wanted_tags(self) -> list[set[int]]:
-        """Per instance: the writers of the tags that it certainly reads."""
+        """Per instance: the writers of the tags that it reads; one that it may read counts, for where it does it waits."""
         out: list[set[int]] = [set() for _ in range(self.n)]
         for scene in self.scenes:
             tagged = [u for u in scene.uses if self.tagged(u)]
             for r in tagged:
-                if not r.write and not r.maybe:
+                if not r.write:
                     out[r.instance] |= {w.instance for w in tagged if w.write and self.tag(w) == self.tag(r) and w.cells & r.cells}
         return out
 

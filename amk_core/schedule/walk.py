@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from amk_core.schedule.ir import DTYPE_BITS, MAYBE, PREV_EPOCH, WRITE, Schedule
+from amk_core.schedule.ir import DTYPE_BITS, PREV_EPOCH, WRITE, Schedule
 
 Instance = tuple[int, int]  # (step, task)
 Rect = tuple[int, int, int, int]  # rows [r0, r1), columns [c0, c1)
@@ -133,7 +133,7 @@ class Walk:
         for x in self.accesses(task):
             buffer, flags = int(c.acc_buffer[x]), int(c.acc_flags[x])
             epoch = step - 1 if flags & PREV_EPOCH else step
-            if flags & (WRITE | MAYBE) or buffer not in self._tag_writes or epoch < 0:
+            if flags & WRITE or buffer not in self._tag_writes or epoch < 0:
                 continue
             mine = rectangle(self.s, x, step, self.values)
             for writer, w in self._tag_writes[buffer]:

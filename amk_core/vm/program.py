@@ -115,7 +115,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
                 (lo < 0) | (lo >= hi) | (hi > rows[w]) | (hi > total) | (lo % 2 != 0),
                 "rows of the tile are out of range or odd",
             )
-            need(ids, d.tagged & (hi % 2 != 0), "a tile boundary cuts a pair of rows")
+            need(ids, (hi % 2 != 0) & (hi < total), "a tile boundary cuts a pair of rows")
 
         if "packed" in p:
             need(ids, p["packed"] != int(d.tagged), "packed goes with tagged values")
