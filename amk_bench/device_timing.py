@@ -69,7 +69,7 @@ class Timing:
 
 def timed_vm(
     model: str, context: int, device: Any, cache: Any, config: Mapping[str, Any], *, batch: int = 1, trace: bool = False,
-    flight: tuple[int, int] | None = None, shared: dict[str, Any] | None = None, layers: int = 0,
+    flight: tuple[int, int, int] | None = None, shared: dict[str, Any] | None = None, layers: int = 0,
 ) -> Any:  # fmt: skip
     """A decode program of a public shape with random weights; ``shared`` keeps big allocations between calls."""
     from amk_core.vm.cuda import CudaVM

@@ -16,22 +16,23 @@
 namespace amk {
 
 struct AttentionWork {
+  static constexpr int kQueryRows = kChunk * kGroup > 8 ? 16 : 8;  // of a tile
   static constexpr int kValueStride = kHeadDim + 8, kQueryStride = kHeadDim + 8, kScoreStride = kBlock + 4, kProbStride = kBlock + 8;
   uint16_t* values;   // [kBlock][kValueStride]
-  uint16_t* query[2]; // [16][kQueryStride], value and rest
-  uint16_t* prob[2];  // [16][kProbStride]
-  float* scores;      // [16][kScoreStride]
-  uint16_t* newest;   // [kHeadDim], tagged: the key of this step
-  float* inverse;     // [16], tagged: 1 / sum of a row
+  uint16_t* query[2]; // [kQueryRows][kQueryStride], value and rest
+  uint16_t* prob[2];  // [kQueryRows][kProbStride]
+  float* scores;      // [kQueryRows][kScoreStride]
+  uint16_t* newest;   // [2][kHeadDim], tagged: key and value of this step
+  float4* weights;    // [rows], tagged: how blocks that are all here are merged
   __device__ __forceinline__ explicit AttentionWork(uint8_t* work) {
     values = reinterpret_cast<uint16_t*>(work);
-    query[0] = values + kBlock * kValueStride, query[1] = query[0] + 16 * kQueryStride;
-    prob[0] = query[1] + 16 * kQueryStride, prob[1] = prob[0] + 16 * kProbStride;
-    scores = reinterpret_cast<float*>(prob[1] + 16 * kProbStride);
-    inverse = scores + 16 * kScoreStride, newest = reinterpret_cast<uint16_t*>(inverse + 16);
+    query[0] = values + kBlock * kValueStride, query[1] = query[0] + kQueryRows * kQueryStride;
+    prob[0] = query[1] + kQueryRows * kQueryStride, prob[1] = prob[0] + kQueryRows * kProbStride;
+    scores = reinterpret_cast<float*>(prob[1] + kQueryRows * kProbStride);
+    weights = reinterpret_cast<float4*>(scores + kQueryRows * kScoreStride), newest = reinterpret_cast<uint16_t*>(weights + kQueryRows);
   }
   __host__ __device__ static constexpr int bytes() {
-    return (kBlock * kValueStride + 32 * kQueryStride + 32 * kProbStride) * 2 + 16 * kScoreStride * 4 + (kTagged ? 64 + kHeadDim * 2 : 0);
+    return (kBlock * kValueStride + 2 * kQueryRows * (kQueryStride + kProbStride)) * 2 + kQueryRows * (kScoreStride * 4 + 16) + kHeadDim * 4;
   }
 };
 static_assert(kExact || AttentionWork::bytes() <= kWorkBytes, "the work area is too small for attention");
@@ -51,7 +52,7 @@ __device__ __forceinline__ uint4 load_shared_u32x4(const void* p) {
 
 #if !AMK_EXACT
 __device__ __forceinline__ void run_attn_fast(const Context c) {
-  constexpr int D = kHeadDim, kKeyLoads = D / 32, kKeyTiles = kBlock / (8 * kWarps);
+  constexpr int D = kHeadDim, kKeyLoads = D / 32, kKeyTiles = kBlock / (8 * kWarps), kTiles = (D / 8 + kWarps - 1) / kWarps;
   constexpr bool kTallTiles = kChunk * kGroup > 8;  // else rows 8 .. 16 of a tile do not exist
   using W = AttentionWork;
   const W work(c.work());
@@ -61,7 +62,7 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   const float scale = c.real(attn::scale);
   const int64_t part_stride = int64_t(splits) * blocks * (D + kPartHead);
   float* part = c.at(attn::part) + (kTagged ? 2 : 1) * (int64_t(seq * kKvHeads + head) * kChunk * kGroup * part_stride);
-  const bool merges = kTagged && c.p(attn::out) >= 0, alone = merges && first < kBlock;  // alone: there is one block only
+  const bool merges = kTagged && c.p(attn::out) >= 0, alone = merges && first < kRun * kBlock;  // alone: all blocks are ours
   auto put = [&](int64_t at, float a, float b) {  // two values of the partials
     if constexpr (kTagged)
       store_floats(reinterpret_cast<uint2*>(part) + at, a, b, tag_of(c));
@@ -73,8 +74,16 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   const uint16_t* values = c.at<const uint16_t>(attn::v) + head * D;
   const int lane = c.lane, warp = c.warp, g = lane >> 2, t = lane & 3;
 
-  int slot = c.p(attn::split) * blocks * (D + kPartHead);  // of block b: this split's blocks lie side by side
-  for (int b = c.p(attn::split); b * kBlock <= first + tokens - 1; b += splits, slot += D + kPartHead) {
+  const Runs runs{splits, blocks};
+  const int split = c.p(attn::split);
+  const bool takes_newest = kTagged && first / kBlock / kRun % splits == split;
+  static_assert(!kTagged || kGroup <= 16, "tagged queries of a task stay in shared memory");
+  int slot = split * blocks * (D + kPartHead);  // of block b: this split's blocks lie side by side
+  float before[kTiles][4];                      // alone: products of the block before
+#pragma unroll
+  for (int i = 0; i < kTiles * 4; ++i) before[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+  for (int own = 0, b = runs.block(split, 0); b * kBlock <= first + tokens - 1; b = runs.block(split, ++own), slot += D + kPartHead) {
     const int start = b * kBlock;
     const int there = first + tokens - start < kBlock ? first + tokens - start : kBlock;  // written positions of the block
     // Values to shared memory; positions that nobody wrote become zeros, since 0 * garbage may be NaN.
@@ -108,7 +117,8 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
       };
       if constexpr (kTagged) {
         constexpr int kMost = ((kGroup < 16 ? kGroup : 16) + 2) * (D / 2), kLoads = (kMost + kThreads - 1) / kThreads;
-        const int queries = tile_rows * (D / 2), all = queries + (newest && r0 <= skip ? D : 0);  // queries, key, value
+        // queries, newest key, newest value: once, for all blocks of the task
+        const int queries = own == 0 ? tile_rows * (D / 2) : 0, all = own == 0 ? queries + (takes_newest ? D : 0) : 0;
         uint4 v[kLoads];
         poll(c, v, [&](int i) {
           const int at = c.thread + i * kThreads, beyond = at - queries;
@@ -123,10 +133,13 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
           if (at < queries) {
             put_query(at / (D / 2), at % (D / 2) * 2, x);
           } else if (at < all) {
-            uint16_t* to = beyond < D / 2 ? work.newest + 2 * beyond : work.values + stored * W::kValueStride + 2 * beyond - D;
+            uint16_t* to = work.newest + 2 * beyond;
+            if (newest && beyond >= D / 2) to = work.values + stored * W::kValueStride + 2 * beyond - D;
             *reinterpret_cast<uint32_t*>(to) = pack_bf16(x.x, x.y);
           }
         }
+        if (newest && own > 0 && c.thread < D / 8)  // came with the queries
+          reinterpret_cast<uint4*>(work.values + stored * W::kValueStride)[c.thread] = reinterpret_cast<const uint4*>(work.newest + D)[c.thread];
 #if AMK_TRACE
         if (c.thread == 0) shared.arrived = trace_clock();
 #endif
@@ -181,12 +194,23 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
         const uint2 a = split_bf16(e[0], e[1]), d = split_bf16(e[2], e[3]);
         *reinterpret_cast<uint2*>(work.prob[0] + local * W::kProbStride + lane * 4) = make_uint2(a.x, d.x);
         *reinterpret_cast<uint2*>(work.prob[1] + local * W::kProbStride + lane * 4) = make_uint2(a.y, d.y);
-        if (lane == 0 && alone) work.inverse[local] = reciprocal_fast(total);
         if (lane == 0 && n > 0 && !alone) put(r * part_stride + slot, m, total);
+        if (kTagged && lane == 0 && alone) {  // as merge_fast weighs one block or two
+          float4& w = work.weights[local];    // {maximum and sum of the block before}, {its weight, this one's weight, 1 / sum}
+          if (newest && b > 0) {
+            const float top = fmaxf(w.x, m), first_weight = exp_fast(w.x - top), weight = exp_fast(m - top);
+            w = make_float4(first_weight, weight, reciprocal_fast(first_weight * w.y + weight * total), 0.0f);
+          } else {
+            w = newest ? make_float4(0.0f, 1.0f, reciprocal_fast(total), 0.0f) : make_float4(m, total, 0.0f, 0.0f);
+          }
+        }
       }
       asm volatile("cp.async.wait_all;" ::: "memory");
       sync_tasks();
-      for (int tile = warp; tile < D / 8; tile += kWarps) {
+#pragma unroll
+      for (int nth = 0; nth < kTiles; ++nth) {
+        const int tile = warp + nth * kWarps;
+        if (D / 8 % kWarps != 0 && tile >= D / 8) break;
         float out[4] = {0.0f, 0.0f, 0.0f, 0.0f}, rest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int k = 0; k < kBlock; k += 32) {
@@ -207,17 +231,23 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
           }
         }
         const int low = r0 + g, high = low + 8, column = tile * 8 + 2 * t;
-        auto give = [&](int r, int local, float a, float b) {
+        auto give = [&](int r, int local, bool high_row, float x, float y) {
           if (r < skip || r >= n_rows) return;
-          if (alone) {  // what merging one block gives
-            const float inverse = work.inverse[local];
-            store_element(c.at<uint2>(attn::out) + ((head * kGroup + r) * D + column) / 2, pack_bf16(a * inverse, b * inverse), tag_of(c));
+          if (alone) {  // what merge_fast gives for one block or two
+            const float4 w = work.weights[local];
+            if (b > 0) x = fma_f32(w.y, x, fma_f32(w.x, before[nth][high_row ? 2 : 0], 0.0f)), y = fma_f32(w.y, y, fma_f32(w.x, before[nth][high_row ? 3 : 1], 0.0f));
+            store_element(c.at<uint2>(attn::out) + ((head * kGroup + r) * D + column) / 2, pack_bf16(x * w.z, y * w.z), tag_of(c));
           } else {
-            put(r * part_stride + slot + kPartHead + column, a, b);
+            put(r * part_stride + slot + kPartHead + column, x, y);
           }
         };
-        give(low, g, out[0] + rest[0], out[1] + rest[1]);
-        if (kTallTiles) give(high, g + 8, out[2] + rest[2], out[3] + rest[3]);
+        if (alone && !newest) {  // one more block comes
+#pragma unroll
+          for (int i = 0; i < 4; ++i) before[nth][i] = out[i] + rest[i];
+          continue;
+        }
+        give(low, g, false, out[0] + rest[0], out[1] + rest[1]);
+        if (kTallTiles) give(high, g + 8, true, out[2] + rest[2], out[3] + rest[3]);
       }
       sync_tasks();
     }

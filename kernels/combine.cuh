@@ -16,7 +16,7 @@ struct Partials {
     const int64_t index = (int64_t(r / kChunk) * kKvHeads + head / kGroup) * kChunk * kGroup + r % kChunk * kGroup + head % kGroup;
     return part + index * stride();
   }
-  __device__ __forceinline__ int slot(int b) const { return ((b % splits) * blocks + b / splits) * (kHeadDim + kPartHead); }
+  __device__ __forceinline__ int slot(int b) const { return Runs{splits, blocks}.slot(b) * (kHeadDim + kPartHead); }
 };
 
 // exact: one value of the output, blocks one by one.
@@ -81,13 +81,13 @@ __device__ __noinline__ float4 merge_fast(const Partials p, const float* row, in
       }
     };
     load_heads();
-    int in_split = b0 % p.splits, column = (in_split * p.blocks + b0 / p.splits) * kSlotFloats;  // of the block that is loaded next
+    int split = b0 / kRun % p.splits, column = p.slot(b0);  // of the block that is loaded next
     Pair low[kTogether], high[kTogether];
     auto load_some = [&](int b) {
-      const int in_split_0 = in_split, column_0 = column;
+      const int split_0 = split, column_0 = column;
 #pragma unroll 1
       do {  // tagged: until all of them have arrived
-        in_split = in_split_0, column = column_0, missing = false;
+        split = split_0, column = column_0, missing = false;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           low[i] = high[i] = Pair{};
@@ -95,8 +95,14 @@ __device__ __noinline__ float4 merge_fast(const Partials p, const float* row, in
             low[i].load(row + (column + kPartHead + e) * Pair::kWords);
             high[i].load(row + (column + kPartHead + e + 16) * Pair::kWords);
           }
-          ++in_split, column += p.blocks * kSlotFloats;
-          if (in_split == p.splits) in_split = 0, column -= (p.splits * p.blocks - 1) * kSlotFloats;
+          static_assert(kRun == 2 && kTogether % 2 == 0, "blocks are loaded run by run");
+          if (i % 2 == 0) {
+            column += kSlotFloats;
+          } else if (++split < p.splits) {
+            column += (p.blocks - 1) * kSlotFloats;
+          } else {
+            split = 0, column += (1 - (p.splits - 1) * p.blocks) * kSlotFloats;
+          }
         }
         if constexpr (Pair::kWords == 2) {
 #pragma unroll

@@ -94,6 +94,13 @@ __device__ __forceinline__ void report(const Fault& f) {
   atomicExch(shared.halt, 0u);
 }
 
+// How attention blocks lie in splits: runs of kRun blocks are dealt in turn; a split's blocks lie side by side.
+struct Runs {
+  int splits, blocks;  // blocks of a split, a multiple of kRun
+  __device__ __forceinline__ int block(int split, int i) const { return (i / kRun * splits + split) * kRun + i % kRun; }
+  __device__ __forceinline__ int slot(int b) const { return b / kRun % splits * blocks + b / kRun / splits * kRun + b % kRun; }
+};
+
 // Barrier among the warps that execute tasks (the loader does not take part).
 __device__ __forceinline__ void sync_tasks() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 

@@ -256,17 +256,13 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       const bool mine = finish.kind == Finish::kResidual && finisher && item0 < finish.n;
       return mine ? finish.tagged_residual(item0) : nullptr;
     };
-#if AMK_POLL == 1
-    {
-      uint4 sentinel[1];
-      poll(c, sentinel, [&](int) { return address(0); });
-    }
-#endif
     poll_start(v, tag, address);
     poll_start(residual, tag, residual_address);
     stream.template next<true>(c, 0);
     if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+    if (c.thread == 0) ring.polling = 1;
     poll_rest(c, v, tag, address);
+    if (c.thread == 0) ring.polling = 0;
     poll_rest(c, residual, tag, residual_address);
     pre = floats_of(residual[0]);
 #if AMK_TRACE

@@ -39,7 +39,7 @@ __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag)
   if (ring.broken) return true;
   const int2 where = shared.where[turn];
   if (load_acquire(shared.halt) <= uint32_t(where.x)) {
-    ring.broken = 1;
+    ring.broken = kPollOver;
     return true;
   }
   const uint64_t now = now_ns();
@@ -47,7 +47,7 @@ __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag)
   if (now - shared.poll_start <= ring.bound_ns) return false;
   report(Fault{kSpinTimeout, shared.task[turn].id, shared.task[turn].op, int32_t(blockIdx.x), where.y, -1, where.x, 0, int64_t(seen),
                int64_t(tag)});
-  ring.broken = 1;
+  ring.broken = kPollOver;
   return true;
 }
 

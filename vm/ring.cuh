@@ -2,7 +2,8 @@
 // slots of shared memory; the task warps consume the slots in order.  A slot is refilled only after every task warp released it.
 //
 // Bytes in flight are capped apart from the depth of the ring: with the whole ring in flight every activation load queues behind
-// the weights.  While the ring is empty kInFlightHigh slots may be under way, as soon as one waits in it only kInFlightLow.
+// the weights.  While the ring is empty kInFlightHigh slots may be under way, as soon as one waits in it kInFlightMid, and while
+// the task warps wait for activations too, kInFlightLow.
 //
 // sm_90 and later: one bulk copy a slot, completing on the slot's mbarrier.  Before: 16-byte cp.async by all lanes of the loader
 // warp, whose completion arrives on the same mbarrier.
@@ -19,7 +20,7 @@
 namespace amk {
 
 constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kSlotBytes = kSlotUnits * kUnitBytes;
-constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightLow = AMK_FLIGHT_LOW;
+constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightMid = AMK_FLIGHT_MID, kInFlightLow = AMK_FLIGHT_LOW;
 static_assert(kInFlightHigh <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -44,10 +45,13 @@ __device__ __forceinline__ void poke(volatile uint32_t& word, uint32_t value) {
 #endif
 }
 
+enum Broken : uint32_t { kWhole = 0, kWeightsLate = 1, kPollOver = 2 };  // kPollOver: see tagged.cuh
+
 struct Ring {
   uint64_t bound_ns;           // longest wait
   uint64_t full[kSlots], empty[kSlots];
   volatile uint32_t eaten;     // slots that warp 0 has released
+  volatile uint32_t polling;   // the first task warp waits for activations
   volatile uint32_t leave;     // set when the task warps stop: drain and exit
   volatile uint32_t broken;    // a bounded wait on an mbarrier ran out: the launch is aborted at the next task boundary
 };
@@ -89,7 +93,7 @@ __device__ __noinline__ bool barrier_wait_long(uint64_t* b, uint32_t parity) {
       const uint64_t now = now_ns();
       if (start == 0) start = now;
       if (now - start > ring.bound_ns) {
-        poke(ring.broken, 1);
+        poke(ring.broken, kWeightsLate);
         return false;
       }
     }
@@ -103,7 +107,7 @@ __device__ __forceinline__ bool barrier_wait(uint64_t* b, uint32_t parity) {
 }
 
 __device__ __forceinline__ void ring_init(uint64_t bound_ns) {
-  ring.bound_ns = bound_ns, ring.eaten = 0, ring.leave = 0, ring.broken = 0;
+  ring.bound_ns = bound_ns, ring.eaten = 0, ring.polling = 0, ring.leave = 0, ring.broken = 0;
   for (int s = 0; s < kSlots; ++s) {
 #if __CUDA_ARCH__ >= 900 && !AMK_CHECKED
     barrier_init(&ring.full[s], 1);
@@ -167,7 +171,7 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
           }
           const uint32_t flight = issued - landed, waiting = landed - peek(ring.eaten);
           // `eaten` may be read after a slot was released that had not been counted as landed: treat that as an empty ring
-          const uint32_t cap = int32_t(waiting) > 0 ? kInFlightLow : kInFlightHigh;
+          const uint32_t cap = int32_t(waiting) <= 0 ? kInFlightHigh : (peek(ring.polling) ? kInFlightLow : kInFlightMid);
           if (flight < cap && barrier_test(&ring.empty[slot], free_parity)) break;
           __nanosleep(32);  // leave the issue slots to the task warps
         }

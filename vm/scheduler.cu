@@ -143,6 +143,12 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
   }
 }
 
+__device__ __noinline__ void report_weights(int turn) {
+  const DeviceTask& task = shared.task[turn];
+  const int2 where = shared.where[turn];
+  report(Fault{kWeightTimeout, task.id, task.op, int32_t(blockIdx.x), where.y, 0, where.x, 0, 0, 0});
+}
+
 // Between tasks nothing but `turn` and the thread's number is kept in registers: the bodies need them all.
 __device__ __forceinline__ void run_queue(const Launch& launch) {
   Trace trace;
@@ -165,8 +171,7 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
         // The stop flag of the step before is behind the first wait of this one: look again, now that the wait holds.
         if (where.y == 0 && where.x > 0) go = go && load_acquire(launch.halt) > uint32_t(where.x);
         if (lane == 0 && go && peek(ring.broken)) {
-          const DeviceTask& task = shared.task[turn];
-          report(launch, Fault{kWeightTimeout, task.id, task.op, int32_t(blockIdx.x), where.y, 0, where.x, 0, 0, 0});
+          report_weights(turn);
           go = false;
         }
         if (lane == 0) shared.go = go;
@@ -189,7 +194,11 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     const bool first = Context::here(turn).thread == 0;
     if (first) trace.at_end(kTagged);
     if constexpr (kTagged) {
-      if (any_thread(outcome == kFailed || ring.broken)) return;
+      const uint32_t broken = peek(ring.broken);  // without waits this is the task boundary
+      if (any_thread(outcome == kFailed || broken != 0)) {
+        if (first && broken == kWeightsLate) report_weights(turn);
+        return;
+      }
     } else {
       sync_tasks();
       if (outcome == kFailed) return;

@@ -29,7 +29,7 @@ from amk_core.graph import ModelGraph
 from amk_core.schedule.build import Builder, Wait
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Lifetime, Schedule, Variable
-from amk_core.schedule.ops import CODES, CONTROL_WORDS
+from amk_core.schedule.ops import ATTN_RUN, CODES, CONTROL_WORDS
 from amk_core.targets import Target
 
 Purpose = Literal["decode", "prefill", "logits"]
@@ -104,7 +104,8 @@ class _Lowering:
         self.m = geometry.rows
         self.partial = int(geometry.batch > 1 or geometry.chunk > 1)
         wanted = config.handoff == "tagged" or (config.handoff == "auto" and target.arch != "cpu")
-        self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and self.m == 1
+        small = graph.n_heads <= 16 * graph.n_kv_heads  # the queries of a task are one tile of a matrix product
+        self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and self.m == 1 and small
 
     # -- buffers
     def buffers(self) -> None:
@@ -124,8 +125,9 @@ class _Lowering:
 
         max_blocks = -(-geo.kv_rows // ATTN_BLOCK)
         wanted = self.c.attn_splits or max(1, self.t.queues // (geo.batch * kv))
-        self.splits = min(wanted, max_blocks)
-        self.blocks = -(-max_blocks // self.splits)
+        runs = -(-max_blocks // ATTN_RUN)
+        self.splits = min(wanted, runs)
+        self.blocks = -(-runs // self.splits) * ATTN_RUN
         part = (m * heads, self.splits * self.blocks * (d + 2))
         if self.tagged:
             tag("embedded", (m, g.hidden_size))

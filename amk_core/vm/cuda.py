@@ -64,7 +64,7 @@ class CudaVM:
     def _start(
         self, data: bytes, task_weight: npt.NDArray[np.int64], tape: npt.NDArray[np.uint8] | Memory,
         bound: Mapping[str, npt.NDArray[Any] | Memory], pools: Mapping[str, Memory], device: Device, *, trace: bool = False,
-        cache: Path | None = None, flight: tuple[int, int] | None = None, macros: Mapping[str, int] | None = None,
+        cache: Path | None = None, flight: tuple[int, int, int] | None = None, macros: Mapping[str, int] | None = None,
         options: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Without the certificate: the door of tests and measurements.  ``macros``, ``options``: more for the build."""
@@ -214,8 +214,8 @@ class CudaVM:
             m.upload(self._feed.bytes, offset, stream)
         self._control.upload(stream)
         self._counters.fill(0, stream=stream)
-        for pool in self._tagged:
-            self._pools[pool].fill(0, stream=stream)  # no tag of an earlier launch is left
+        for pool in self.memory.tagged if self._grid > 1 else ():  # no tag of an earlier launch is left
+            self.memory.pools[pool].fill(0, stream=stream)
         self._launch["bound_ns"] = int(min(spin_timeout_s, 1e6) * 1e9)
         self._launch["steps"] = steps
         self.start_kernel(stream)

@@ -34,6 +34,9 @@ class DeviceBuffers:
         self.mirrors: dict[str, Array] = {}
         self._clean: dict[str, bytes] = {}  # what the card and the host copy held when they were last equal
         self.pools: dict[str, Memory] = {}
+        self.tagged = sorted({b.pool for b in s.buffers if b.tagged})  # pools that are cleared before each launch
+        if any(b.pool in self.tagged and not b.tagged for b in s.buffers):
+            raise ProgramError("tagged and plain buffers share a pool; tagged ones are cleared before each launch")
         self._inputs: dict[int, Array] = {}
         self.own: dict[int, Memory] = {}  # buffers outside the pools, by id
         for name, a in bound.items():

@@ -13,6 +13,7 @@ from amk_core.schedule.ir import Kind, Schedule
 
 EXACT_WARPS, FAST_WARPS = 16, 8  # warps that execute tasks; in fast mode K is split over them, so they belong to the plan
 ATTN_BLOCK = 128
+ATTN_RUN = ops.ATTN_RUN
 UNIT_BYTES, UNIT_K = 512, 32
 STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
 MAX_FAST_ROWS = 64
@@ -103,13 +104,14 @@ def units_of(k: Any) -> Any:
     return (k + 31) // 32
 
 
-def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int] | None = None) -> Build:
+def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int, int] | None = None) -> Build:
     """Choose what shared memory is used for.
 
     Args:
         arch: ``sm_80`` ...
         smem_bytes: shared memory a block may opt in to.
-        flight: slots of weights under way while the ring is empty, and while something waits in it; default by architecture.
+        flight: slots of weights under way while the ring is empty, while something waits in it, and while that is so and the task
+            warps wait for activations; default by architecture.
 
     Raises:
         ProgramError: the model does not fit the kernels or the card.
@@ -121,18 +123,18 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
         "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
         "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
-        "AMK_TAGGED": int(d.tagged), "AMK_POLL": int(__import__("os").environ.get("AMK_POLL", "0")),
+        "AMK_TAGGED": int(d.tagged),
     }  # fmt: skip
     if d.hidden % 2 or d.head_dim % 2:
         raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")
-    if d.tagged and (d.exact or d.rows > 1 or d.head_dim % 4 or d.hidden % 4 or d.inter % 4):
+    if d.tagged and (d.exact or d.rows > 1 or d.heads > 16 * d.kv_heads or d.hidden % 4 or d.inter % 4):
         raise ProgramError("tagged values serve fast decoding of one sequence, four values at a time; lower with handoff='counter'")
     if d.exact:
         row = -(-max(d.hidden, d.inter, d.q_size) // 32) * 32 * 4 + 1024
         work = min(max(4 * row, SAMPLER_BYTES), budget // 1024 * 1024)
         if row > work:
             raise ProgramError(f"a row of {row} bytes does not fit {work} bytes of shared memory on {arch}")
-        defines |= {"AMK_SLOTS": 1, "AMK_SLOT_UNITS": 16, "AMK_FLIGHT_HIGH": 1, "AMK_FLIGHT_LOW": 1}
+        defines |= {"AMK_SLOTS": 1, "AMK_SLOT_UNITS": 16, "AMK_FLIGHT_HIGH": 1, "AMK_FLIGHT_MID": 1, "AMK_FLIGHT_LOW": 1}
         return Build({**defines, "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0}, work, warps * 32)
     if d.rows > MAX_FAST_ROWS:
         raise ProgramError(
@@ -159,8 +161,9 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     per_lane = -(-per_warp(d.hidden) // 4)  # 16-byte loads a lane needs for the norm weights
     tables = per_lane * warps * 32 * 16 + 512  # norm weights and angles, fetched before the waits
     hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
-    attention = (ATTN_BLOCK * (d.head_dim + 8) + 32 * (d.head_dim + 8) + 32 * (ATTN_BLOCK + 8)) * 2 + 16 * (ATTN_BLOCK + 4) * 4
-    attention += 64 + d.head_dim * 2  # tagged: the newest key, sums of the rows
+    rows = 16 if d.chunk * d.heads // d.kv_heads > 8 else 8  # query rows of a tile
+    attention = (ATTN_BLOCK * (d.head_dim + 8) + 2 * rows * (d.head_dim + 8 + ATTN_BLOCK + 8)) * 2
+    attention += rows * ((ATTN_BLOCK + 4) * 4 + 16) + d.head_dim * 4
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
     for units in (64, 32, 16):
         slots = min((budget - work) // (units * UNIT_BYTES), 8 * 64 // units)
@@ -172,9 +175,10 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         )
     per = max(1, 64 // units)  # slots that make 32 KiB
     if flight is None:
-        flight = (2 * per, per) if arch in ("sm_90", "sm_90a") else (slots, slots)
+        bulk = arch in ("sm_90", "sm_90a")  # its memory latency grows with what is under way
+        flight = ((3 * per, 2 * per, 2 * per) if d.tagged else (2 * per, per, per)) if bulk else (slots, slots, slots)
     defines |= {
         "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": min(flight[0], slots),
-        "AMK_FLIGHT_LOW": min(flight[1], slots), "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
+        "AMK_FLIGHT_MID": min(flight[1], slots), "AMK_FLIGHT_LOW": min(flight[2], slots), "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
     }  # fmt: skip
     return Build(defines, work + slots * units * UNIT_BYTES, (warps + 1) * 32)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from amk_core.schedule import ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Schedule
-from amk_core.vm.plan import ATTN_BLOCK, Dims, ProgramError, units_of
+from amk_core.vm.plan import ATTN_BLOCK, ATTN_RUN, Dims, ProgramError, units_of
 
 INLINE_WAITS, INLINE_SIGNALS = 4, 2
 TASK = np.dtype(
@@ -127,7 +127,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
             enough = p["splits"] * p["blocks"] * ATTN_BLOCK >= p["ctx"]
             need(
                 ids,
-                (p["block"] != ATTN_BLOCK) | (p["splits"] < 1) | (p["blocks"] < 1) | ~enough,
+                (p["block"] != ATTN_BLOCK) | (p["splits"] < 1) | (p["blocks"] < 1) | (p["blocks"] % ATTN_RUN != 0) | ~enough,
                 "attention blocks do not cover ctx",
             )
             width = p["splits"] * p["blocks"] * (d.head_dim + 2)

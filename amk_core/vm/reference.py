@@ -14,8 +14,16 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from amk_core.schedule.ops import ATTN_RUN
+
 F64 = npt.NDArray[np.float64]
 Buffers = MutableSequence[npt.NDArray[Any]]  # by buffer id, [rows, cols]; weights unpadded; written in place
+
+
+def slot(b: int, splits: int, blocks: int) -> int:
+    """Where the partial of block b lies: runs of blocks are dealt to the splits in turn, a split's blocks lie side by side."""
+    run, rest = divmod(b, ATTN_RUN)
+    return run % splits * blocks + run // splits * ATTN_RUN + rest
 
 
 def round_bf16(x: F64) -> F64:
@@ -106,9 +114,9 @@ class Step:
             if not self.active(seq, c):
                 continue
             pos = self.position(seq, c)
-            for b in range(p["split"], pos // p["block"] + 1, p["splits"]):
+            for b in (b for b in range(pos // p["block"] + 1) if b // ATTN_RUN % p["splits"] == p["split"]):
                 where = np.arange(b * p["block"], min((b + 1) * p["block"], pos + 1))
-                at = p["split"] * p["blocks"] * (d + 2) + b // p["splits"] * (d + 2)
+                at = slot(b, p["splits"], p["blocks"]) * (d + 2)
                 for j in range(p["group"]):
                     row = ((seq * p["n_kv"] + p["kv_head"]) * p["chunk"] + c) * p["group"] + j
                     m, total, o = self.attention(seq, c, p["kv_head"] * p["group"] + j, where)
@@ -124,7 +132,7 @@ class Step:
             for j in range(p["group"]):
                 row = self.x("part")[((seq * p["n_kv"] + kv_head) * p["chunk"] + c) * p["group"] + j].reshape(-1, d + 2)
                 n = self.position(seq, c) // p["block"] + 1
-                parts = row[[b % p["splits"] * p["blocks"] + b // p["splits"] for b in range(n)]]
+                parts = row[[slot(b, p["splits"], p["blocks"]) for b in range(n)]]
                 a = np.exp(parts[:, 0] - parts[:, 0].max())
                 out[c, j * d : (j + 1) * d] = a @ parts[:, 2:] / (a @ parts[:, 1])
         return out
@@ -138,7 +146,8 @@ class Step:
     def residual(self, x: F64) -> None:
         p = self.p
         y = self.matmul_input(x) @ self.x("w")[p["row0"] : p["row1"]].T
-        self.buf("h")[: p["m"], p["row0"] : p["row1"]] += y.astype(self.buf("h").dtype)
+        out, tile = self.buf("out" if "out" in p else "h"), (slice(p["m"]), slice(p["row0"], p["row1"]))
+        out[tile] = self.buf("h")[tile] + y.astype(out.dtype)
 
     def o_proj(self) -> None:
         self.residual(self.x("x")[: self.p["m"], : self.p["k"]])

@@ -6,6 +6,7 @@ no ids: record i of a queue and step is slot i of the queue.  Nothing here needs
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -179,26 +180,32 @@ def table(t: Timeline) -> str:
     return "\n".join(lines)
 
 
+def phases(s: Schedule) -> list[tuple[str, npt.NDArray[np.int64]]]:
+    """(op, tasks) of each phase of a step, in its order: the tasks of one op and layer."""
+    c, out = s.columns, []
+    order = {name: k for k, name in enumerate(ops.BY_NAME)}
+    for spec in ops.SPECS[1:]:
+        ids, p = ops.params_of(c.task_op, c.par_off, c.par, spec)
+        layer = p.get("layer", np.full(len(ids), -1 if spec.name == "embed" else 1 << 20))
+        out += [((int(i), order[spec.name]), spec.name, ids[layer == i]) for i in np.unique(layer)]
+    return [(name, ids) for _, name, ids in sorted(out, key=lambda x: x[0])]
+
+
 def hand_offs(t: Timeline) -> str:
-    """Phase by phase: microseconds from the last signal of the phase before to ready, to the bodies' end, to the last signal."""
-    c, us = t.schedule.columns, t.us
-    order = np.empty(t.schedule.n_tasks, np.int64)
-    order[c.queue_task] = np.arange(t.schedule.n_tasks)  # task -> place in the records
+    """Phase by phase: microseconds from the last signal of the phase before to ready, to the bodies' end, to the last signal.
 
-    def places(off: Any, counter: Any, keep: npt.NDArray[np.bool_]) -> dict[int, npt.NDArray[np.int64]]:
-        task = np.repeat(np.arange(t.schedule.n_tasks), np.diff(off))
-        return {int(k): order[task[keep & (counter == k)]] for k in np.unique(counter[keep])}
-
-    producers = places(c.sig_off, c.sig_counter, np.ones(len(c.sig_counter), bool))
+    A tagged task is ready when its first warp has its values; its signal is the end of its body.
+    """
+    us, order = t.us, np.empty(t.schedule.n_tasks, np.int64)
+    order[t.schedule.columns.queue_task] = np.arange(t.schedule.n_tasks)  # task -> place in the records
     rows: dict[str, list[list[float]]] = {}
-    for counter, w in places(c.wait_off, c.wait_counter, c.wait_e == 0).items():
-        first = int(c.queue_task[w[0]])
-        made, mine = producers[counter], producers[int(c.sig_counter[c.sig_off[first]])]
+    for (_, before), (name, ids) in itertools.pairwise(phases(t.schedule)):
+        made, mine = order[before], order[ids]
         for step in range(t.first, len(us)):
             zero = us[step, made, SIGNALLED].max()
-            ready, end = us[step, w, READY] - zero, us[step, mine, END] - zero
+            ready, end = us[step, mine, READY] - zero, us[step, mine, END] - zero
             slow = mine[int(end.argmax())]
-            rows.setdefault(ops.BY_CODE[int(c.task_op[first])].name, []).append(
+            rows.setdefault(name, []).append(
                 [ready.min(), np.median(ready), ready.max(), np.median(end), end.max(), us[step, mine, SIGNALLED].max() - zero,
                  us[step, slow, END] - us[step, slow, READY]]
             )  # fmt: skip
