@@ -34,9 +34,8 @@ __device__ __forceinline__ void run_attn_exact(const Context c) {
                    : 0.0f;
     }
     sync_tasks();
-    const Runs runs{splits, blocks};
-    for (int i = 0, b = runs.block(split, 0); b * kBlock <= first + tokens - 1; b = runs.block(split, ++i)) {
-      const int start = b * kBlock, slot = (split * blocks + i) * (D + kPartHead);
+    for (int b = split; b * kBlock <= first + tokens - 1; b += splits) {
+      const int start = b * kBlock, slot = ((b % splits) * blocks + b / splits) * (D + kPartHead);
       auto seen = [&](int r) {  // keys of this block at or before the row's position
         const int n = first + (r0 + r) / kGroup + 1 - start;
         return n < 0 ? 0 : (n < kBlock ? n : kBlock);

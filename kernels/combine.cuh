@@ -16,7 +16,7 @@ struct Partials {
     const int64_t index = (int64_t(r / kChunk) * kKvHeads + head / kGroup) * kChunk * kGroup + r % kChunk * kGroup + head % kGroup;
     return part + index * stride();
   }
-  __device__ __forceinline__ int slot(int b) const { return Runs{splits, blocks}.slot(b) * (kHeadDim + kPartHead); }
+  __device__ __forceinline__ int slot(int b) const { return ((b % splits) * blocks + b / splits) * (kHeadDim + kPartHead); }
 };
 
 // exact: one value of the output, blocks one by one.
@@ -81,7 +81,7 @@ __device__ __noinline__ float4 merge_fast(const Partials p, const float* row, in
       }
     };
     load_heads();
-    int split = b0 / kRun % p.splits, column = p.slot(b0);  // of the block that is loaded next
+    int split = b0 % p.splits, column = p.slot(b0);  // of the block that is loaded next
     Pair low[kTogether], high[kTogether];
     auto load_some = [&](int b) {
       const int split_0 = split, column_0 = column;
@@ -95,14 +95,8 @@ __device__ __noinline__ float4 merge_fast(const Partials p, const float* row, in
             low[i].load(row + (column + kPartHead + e) * Pair::kWords);
             high[i].load(row + (column + kPartHead + e + 16) * Pair::kWords);
           }
-          static_assert(kRun == 2 && kTogether % 2 == 0, "blocks are loaded run by run");
-          if (i % 2 == 0) {
-            column += kSlotFloats;
-          } else if (++split < p.splits) {
-            column += (p.blocks - 1) * kSlotFloats;
-          } else {
-            split = 0, column += (1 - (p.splits - 1) * p.blocks) * kSlotFloats;
-          }
+          ++split, column += p.blocks * kSlotFloats;
+          if (split == p.splits) split = 0, column -= (p.splits * p.blocks - 1) * kSlotFloats;
         }
         if constexpr (Pair::kWords == 2) {
 #pragma unroll

@@ -29,7 +29,7 @@ constexpr int kWarps = AMK_WARPS;          // warps that execute tasks
 constexpr int kThreads = kWarps * 32;
 constexpr int kWorkBytes = AMK_WORK_BYTES; // shared memory a task may use as it likes
 constexpr int kMaxVariables = 64;
-constexpr int kBlock = 128;                // positions of an attention block: part of the numeric plan
+constexpr int kBlock = AMK_BLOCK;          // positions of an attention block: part of the numeric plan
 constexpr int kPartHead = 2;               // {maximum, sum} before the values of an attention partial
 #define kMinusInfinity __int_as_float(int(0xff800000u))
 
@@ -94,12 +94,14 @@ __device__ __forceinline__ void report(const Fault& f) {
   atomicExch(shared.halt, 0u);
 }
 
-// How attention blocks lie in splits: runs of kRun blocks are dealt in turn; a split's blocks lie side by side.
-struct Runs {
-  int splits, blocks;  // blocks of a split, a multiple of kRun
-  __device__ __forceinline__ int block(int split, int i) const { return (i / kRun * splits + split) * kRun + i % kRun; }
-  __device__ __forceinline__ int slot(int b) const { return b / kRun % splits * blocks + b / kRun / splits * kRun + b % kRun; }
-};
+// Traced builds: the first warp has its tagged activations.
+__device__ __forceinline__ void note_arrival(const Context c) {
+#if AMK_TRACE
+  uint32_t now;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(now)::"memory");  // low word of the SM clock
+  if (c.thread == 0) shared.arrived = now;
+#endif
+}
 
 // Barrier among the warps that execute tasks (the loader does not take part).
 __device__ __forceinline__ void sync_tasks() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }

@@ -265,9 +265,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     if (c.thread == 0) ring.polling = 0;
     poll_rest(c, residual, tag, residual_address);
     pre = floats_of(residual[0]);
-#if AMK_TRACE
-    if (c.thread == 0) shared.arrived = trace_clock();
-#endif
+    note_arrival(c);
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
       const int j = 4 * i + lane / 8, u = warp + kWarps * j;

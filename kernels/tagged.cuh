@@ -7,7 +7,6 @@
 #include "common.cuh"
 #include "protocol.h"
 #include "ring.cuh"
-#include "trace.cuh"
 
 namespace amk {
 

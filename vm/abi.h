@@ -50,7 +50,6 @@ namespace control { enum { temperature, top_k, top_p, seed_lo, seed_hi, count = 
 
 constexpr int kLanes = 32;                 // lanes of a dot product; K is padded to a multiple of it
 constexpr int kSlice = 1024;               // elements of one K slice
-constexpr int kRun = 2;                    // attention blocks in a row that belong to one split
 constexpr int kMaxCandidates = 1024;       // candidates the sampler keeps at most
 constexpr int kCounterStride = 16;         // 32-bit words from one counter to the next: a cache line each
 constexpr uint32_t kSampleStream = 0x53414d50u;  // third counter word of the sampler's random stream

@@ -121,7 +121,6 @@ struct Check {
     range("splits", splits, 1, kMaxBlocks);
     range("blocks", n, 1, kMaxBlocks);
     range("block", block, 1, kMaxBlock);
-    if (n % kRun) fail("blocks is not a multiple of " + std::to_string(kRun));
     if (splits * n * block < ctx) fail("splits * blocks * block is less than ctx: late positions would have no partial");
   }
 

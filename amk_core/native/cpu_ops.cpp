@@ -78,10 +78,9 @@ struct Body {
     }
   }
 
-  // Where the partial of block b of one head and row begins: runs of blocks are dealt to the splits in turn.
+  // The partial of block b of one head and row: split b % splits, slot b / splits.
   static int64_t slot(int64_t b, int64_t splits, int64_t blocks, int64_t d) {
-    const int64_t run = b / kRun;
-    return (run % splits * blocks + run / splits * kRun + b % kRun) * (d + 2);
+    return ((b % splits) * blocks + b / splits) * (d + 2);
   }
 
   bool embed() {
@@ -187,7 +186,7 @@ struct Body {
                 q + r * dp);
     const int64_t last = first + tokens - 1;
     auto fresh = [&](int64_t b) { return int64_t(p(attn::packed) && b == last / block); };  // rows of the block that come with q
-    for (int64_t own = 0, b = split * kRun; b * block <= last; ++own, b = (own / kRun * splits + split) * kRun + own % kRun) {
+    for (int64_t b = split; b * block <= last; b += splits) {
       const int64_t start = b * block, n = std::min(block, last + 1 - start);
       const int64_t from = std::max<int64_t>(0, (start - first)) * group;  // rows before it end before this block
       const int64_t column = slot(b, splits, blocks, d);
@@ -218,7 +217,7 @@ struct Body {
     // the task of split 0 merges the blocks of all splits
     const int64_t n = last / block + 1, part_row = (seq * p(attn::n_kv) + kv_head) * chunk * group;
     for (int64_t b = 0; port && b < n; ++b)
-      for (int64_t r = 0; b / kRun % splits != split && r < n_rows; ++r) {
+      for (int64_t r = 0; b % splits != split && r < n_rows; ++r) {
         const int64_t column = slot(b, splits, blocks, d);
         if (!port->fetch(attn::part, part_row + r, column, column + d + 2)) return false;
       }

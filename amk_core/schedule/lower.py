@@ -29,13 +29,12 @@ from amk_core.graph import ModelGraph
 from amk_core.schedule.build import Builder, Wait
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Lifetime, Schedule, Variable
-from amk_core.schedule.ops import ATTN_RUN, CODES, CONTROL_WORDS
+from amk_core.schedule.ops import CODES, CONTROL_WORDS
 from amk_core.targets import Target
 
 Purpose = Literal["decode", "prefill", "logits"]
 Mode = Literal["exact", "fast"]
 
-ATTN_BLOCK = 128  # positions of one attention block: part of the numeric plan, never of ScheduleConfig
 KV_PAD_ROWS = 128  # rows behind the context: a launch may start at the last position and still stays inside its buffer
 MAX_STOP_IDS = 16
 MAX_ROWS = 256  # rows of one step, batch * chunk
@@ -84,6 +83,11 @@ class Geometry:
         return self.context + KV_PAD_ROWS
 
 
+def attn_block(mode: Mode) -> int:
+    """Positions of one attention block: part of the numeric plan, never of ScheduleConfig."""
+    return 128 if mode == "exact" else 256
+
+
 def split_rows(total: int, tiles: int, align: int) -> list[tuple[int, int]]:
     """Cut [0, total) into at most ``tiles`` ranges on multiples of ``align``, sizes as equal as that allows."""
     units = -(-total // align)
@@ -123,11 +127,10 @@ class _Lowering:
         def tag(name: str, shape: tuple[int, int]) -> None:
             b.buffer(name, Kind.ACTIVATION, "tag64", shape, "tag", tagged=True)
 
-        max_blocks = -(-geo.kv_rows // ATTN_BLOCK)
+        max_blocks = -(-geo.kv_rows // attn_block(self.mode))
         wanted = self.c.attn_splits or max(1, self.t.queues // (geo.batch * kv))
-        runs = -(-max_blocks // ATTN_RUN)
-        self.splits = min(wanted, runs)
-        self.blocks = -(-runs // self.splits) * ATTN_RUN
+        self.splits = min(wanted, max_blocks)
+        self.blocks = -(-max_blocks // self.splits)
         part = (m * heads, self.splits * self.blocks * (d + 2))
         if self.tagged:
             tag("embedded", (m, g.hidden_size))
@@ -223,7 +226,7 @@ class _Lowering:
         hidden, eps = g.hidden_size, g.norm_eps
         attn_shape = {
             "m": m, "chunk": geo.chunk, "batch": geo.batch, "ctx": geo.kv_rows, "n_heads": heads, "n_kv": kv,
-            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks, "block": ATTN_BLOCK,
+            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks, "block": attn_block(self.mode),
             "pos_var": 0, "layer": i,
         }  # fmt: skip
         if c.fuse_qkv:
@@ -364,7 +367,7 @@ class _Lowering:
         )
         meta: dict[str, int | str] = {
             "model": g.name, "purpose": geo.purpose, "mode": self.mode, "batch": geo.batch, "chunk": geo.chunk,
-            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": ATTN_BLOCK,
+            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": attn_block(self.mode),
         }  # fmt: skip
         return b.build(geo.max_steps, ("weights",), variables, self.t.limits(), stop, meta)
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 WRITE, MAYBE = 1, 2  # the same bits as ir.WRITE and ir.MAYBE
-ATTN_RUN = 2  # attention blocks in a row that belong to one split; runs are dealt to the splits in turn
 MAX_BATCH = 256  # sequences of one launch; a contract lists the cache rows of each
 
 
@@ -373,8 +372,6 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
     for part, whole in (("seq", "batch"), ("kv_head", "n_kv"), ("split", "splits")):
         if part in p and whole in p:
             checks.append((f"0 <= {part} < {whole}", (p[part] >= 0) & (p[part] < p[whole])))
-    if "blocks" in p:
-        checks.append((f"blocks is a multiple of {ATTN_RUN}", p["blocks"] % ATTN_RUN == 0))
     if "packed" in p and "row0" in p:
         even = (p["row0"] % 2 == 0) & (p["row1"] % 2 == 0)
         checks.append(("a tile of packed pairs starts and ends at a pair", (p["packed"] == 0) | even))

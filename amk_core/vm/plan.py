@@ -10,10 +10,9 @@ import numpy as np
 
 from amk_core.schedule import ops
 from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.lower import attn_block
 
 EXACT_WARPS, FAST_WARPS = 16, 8  # warps that execute tasks; in fast mode K is split over them, so they belong to the plan
-ATTN_BLOCK = 128
-ATTN_RUN = ops.ATTN_RUN
 UNIT_BYTES, UNIT_K = 512, 32
 STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
 MAX_FAST_ROWS = 64
@@ -123,7 +122,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
         "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
         "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
-        "AMK_TAGGED": int(d.tagged),
+        "AMK_TAGGED": int(d.tagged), "AMK_BLOCK": attn_block("exact" if d.exact else "fast"),
     }  # fmt: skip
     if d.hidden % 2 or d.head_dim % 2:
         raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")
@@ -161,9 +160,9 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     per_lane = -(-per_warp(d.hidden) // 4)  # 16-byte loads a lane needs for the norm weights
     tables = per_lane * warps * 32 * 16 + 512  # norm weights and angles, fetched before the waits
     hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
-    rows = 16 if d.chunk * d.heads // d.kv_heads > 8 else 8  # query rows of a tile
-    attention = (ATTN_BLOCK * (d.head_dim + 8) + 2 * rows * (d.head_dim + 8 + ATTN_BLOCK + 8)) * 2
-    attention += rows * ((ATTN_BLOCK + 4) * 4 + 16) + d.head_dim * 4
+    wanted = d.chunk * d.heads // d.kv_heads
+    rows = 16 if wanted > 8 else 8  # query rows of a tile
+    attention = (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
     for units in (64, 32, 16):
         slots = min((budget - work) // (units * UNIT_BYTES), 8 * 64 // units)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from amk_core.schedule import ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Schedule
-from amk_core.vm.plan import ATTN_BLOCK, ATTN_RUN, Dims, ProgramError, units_of
+from amk_core.schedule.lower import attn_block
+from amk_core.vm.plan import Dims, ProgramError, units_of
 
 INLINE_WAITS, INLINE_SIGNALS = 4, 2
 TASK = np.dtype(
@@ -71,6 +72,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
     bits = np.array([DTYPE_BITS[b.dtype] for b in s.buffers] + [0], np.int64)
     kind = np.array([int(b.kind) for b in s.buffers] + [-1], np.int64)
     tagged = np.array([b.tagged for b in s.buffers] + [False], bool)
+    block = attn_block("exact" if d.exact else "fast")
     pair = 2 if d.tagged else 1  # values of an element of packed rows
     steps, wide = s.steps, 32 if d.exact else 16
     batch = d.rows // d.chunk
@@ -124,10 +126,10 @@ def check_tasks(s: Schedule, d: Dims) -> None:
         if "ctx" in p:
             need(ids, (p["ctx"] < 1) | (p["ctx"] * batch >= 2**31), "ctx is out of range")
         if "block" in p:
-            enough = p["splits"] * p["blocks"] * ATTN_BLOCK >= p["ctx"]
+            enough = p["splits"] * p["blocks"] * block >= p["ctx"]
             need(
                 ids,
-                (p["block"] != ATTN_BLOCK) | (p["splits"] < 1) | (p["blocks"] < 1) | (p["blocks"] % ATTN_RUN != 0) | ~enough,
+                (p["block"] != block) | (p["splits"] < 1) | (p["blocks"] < 1) | ~enough,
                 "attention blocks do not cover ctx",
             )
             width = p["splits"] * p["blocks"] * (d.head_dim + 2)

@@ -14,16 +14,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from amk_core.schedule.ops import ATTN_RUN
-
 F64 = npt.NDArray[np.float64]
 Buffers = MutableSequence[npt.NDArray[Any]]  # by buffer id, [rows, cols]; weights unpadded; written in place
 
 
 def slot(b: int, splits: int, blocks: int) -> int:
-    """Where the partial of block b lies: runs of blocks are dealt to the splits in turn, a split's blocks lie side by side."""
-    run, rest = divmod(b, ATTN_RUN)
-    return run % splits * blocks + run // splits * ATTN_RUN + rest
+    """Where the partial of block b lies: blocks are dealt to the splits in turn, a split's blocks lie side by side."""
+    return b % splits * blocks + b // splits
 
 
 def round_bf16(x: F64) -> F64:
@@ -114,7 +111,7 @@ class Step:
             if not self.active(seq, c):
                 continue
             pos = self.position(seq, c)
-            for b in (b for b in range(pos // p["block"] + 1) if b // ATTN_RUN % p["splits"] == p["split"]):
+            for b in range(p["split"], pos // p["block"] + 1, p["splits"]):
                 where = np.arange(b * p["block"], min((b + 1) * p["block"], pos + 1))
                 at = slot(b, p["splits"], p["blocks"]) * (d + 2)
                 for j in range(p["group"]):

@@ -14,7 +14,7 @@ from amk_core.graph import GRAPH_SHAPES, ModelGraph
 from amk_core.schedule import ops, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, hops, lower, split_rows
+from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, Mode, hops, lower, split_rows
 from amk_core.targets import Target
 
 Graphs = Callable[..., ModelGraph]
@@ -22,6 +22,7 @@ Graphs = Callable[..., ModelGraph]
 OTHER = {
     "tiles_per_queue": 2, "head_tiles_per_queue": 3, "row_align": 4, "placement": "strided", "fuse_qkv": False,
     "fuse_combine": False, "fuse_argmax": False, "attn_splits": 2, "dependencies": "head", "embed_tiles": 2, "sampler_queue": 1,
+    "handoff": "tagged",
 }  # fmt: skip
 
 
@@ -34,7 +35,8 @@ def test_every_knob_changes_the_packed_tables(knob: str, tiny: Graphs) -> None:
     g, target = tiny(), Target.cpu(3)
     base = ScheduleConfig()
     changed = dataclasses.replace(base, **{knob: OTHER[knob]})
-    assert tables.pack(lower(g, base, target)) != tables.pack(lower(g, changed, target))
+    mode: Mode = "fast" if knob == "handoff" else "exact"
+    assert tables.pack(lower(g, base, target, mode=mode)) != tables.pack(lower(g, changed, target, mode=mode))
 
 
 def test_placements_differ(tiny: Graphs) -> None:

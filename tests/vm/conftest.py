@@ -83,6 +83,8 @@ class Lab:
         for n in ("amax", "stop_ids"):
             if n in spec.params and n not in self.names:
                 params[n] = -1
+        if "out" in spec.params and "out" not in self.names:
+            params["out"] = params["h"] if "h" in spec.params else -1  # the residual stream is written in place
         self.params = params
         done = b.counter("done")
         b.task(case.op, 0, params, (), (done,))
@@ -199,7 +201,7 @@ def make_case(op: str, shape: str = "plain", seed: int = 0, mode: str = "exact")
     if op == "qkv":
         rows = (n_heads + 2 * n_kv) * d
         params = {**heads(n_heads, n_kv, d, batch, chunk, ctx), "row0": 6, "row1": rows - (7 if odd else 0), "hidden": hidden,
-                  "partial": int(odd), "eps": 0.05}  # fmt: skip
+                  "partial": int(odd), "packed": 0, "eps": 0.05}  # fmt: skip
         angle = rng.uniform(-3, 3, (ctx, d // 2))
         arrays = {
             "h": normal(rng, m, hidden), "norm_w": normal(rng, 1, hidden), "w": normal(rng, rows, hidden, scale=0.2),
@@ -213,7 +215,7 @@ def make_case(op: str, shape: str = "plain", seed: int = 0, mode: str = "exact")
         part = normal(rng, m * n_heads, width)
         part.reshape(m * n_heads, -1, d + 2)[:, :, 1] = rng.uniform(1, 20, part.reshape(m * n_heads, -1, d + 2).shape[:2])
         if op == "attn":
-            params |= {"split": min(1, splits - 1), "partial": int(odd), "scale": d**-0.5}
+            params |= {"split": min(1, splits - 1), "partial": int(odd), "packed": 0, "out": -1, "scale": d**-0.5}
             arrays = {"q": normal(rng, m, n_heads * d), "k": normal(rng, batch * ctx, n_kv * d),
                       "v": normal(rng, batch * ctx, n_kv * d), "part": part}  # fmt: skip
             return Case(op, params, arrays, kv, launch, step, mode)
@@ -226,12 +228,12 @@ def make_case(op: str, shape: str = "plain", seed: int = 0, mode: str = "exact")
         return Case(op, params, arrays, {"w": weight}, launch, step, mode)
     if op in ("o_proj", "down_proj"):
         k = {"plain": 96, "odd": 75, "large": 2500}[shape]
-        params = {"m": m, "row0": 3, "row1": hidden - 5, "k": k, "layer": 1}
+        params = {"m": m, "row0": 3, "row1": hidden - 5, "k": k, "layer": 1, "packed": 0}
         arrays = {"x": normal(rng, m, k), "w": normal(rng, hidden, k, scale=0.2), "h": normal(rng, m, hidden)}
         return Case(op, params, arrays, {"w": weight}, [], step, mode)
     if op == "gate_up":
         inter = 37 if odd else 40
-        params = {"m": m, "row0": 2, "row1": inter - 3, "hidden": hidden, "layer": 1, "eps": 0.03}
+        params = {"m": m, "row0": 2, "row1": inter - 3, "hidden": hidden, "layer": 1, "packed": 0, "eps": 0.03}
         arrays = {"h": normal(rng, m, hidden), "norm_w": normal(rng, 1, hidden), "w": normal(rng, 2 * inter, hidden, scale=0.3),
                   "act": normal(rng, m, inter)}  # fmt: skip
         return Case(op, params, arrays, {"w": weight}, [], step, mode)
