@@ -21,6 +21,7 @@ from amk_bench.device_cases import CASES, Array, Case, bits, make_cuda, relative
 from amk_bench.device_timing import POSITIONS, Timing, measure, report, timed_vm, trace
 from amk_bench.results import write_atomically
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.schedule import ops
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
 from amk_core.vm import tracing
@@ -140,7 +141,7 @@ def robust(cache: Any) -> int:
         check("a token outside the vocabulary is a fault", False)
     except VmFault as e:
         check("a token outside the vocabulary is a fault", e.fault.kind == "token-range" and e.fault.has == 600, e)
-    hang = case.schedule(132, {}, device.facts.arch)
+    hang = case.schedule(132, {"handoff": "counter"}, device.facts.arch)
     w = int(np.flatnonzero(hang.columns.wait_e == 0)[40])
     hang.columns.wait_t[w] = 10_000
     stuck = make_cuda(case, hang, hang, device, cache)
@@ -155,6 +156,17 @@ def robust(cache: Any) -> int:
             e.fault.kind == "spin-timeout" and e.fault.has < e.fault.needs,
             f"{e} after {time.time() - t:.2f} s",
         )
+    silent = case.schedule(132, {"handoff": "tagged"}, device.facts.arch)
+    first_wait = int(silent.columns.wait_off[int(np.flatnonzero(silent.columns.task_op == ops.CODES["embed"])[0])])
+    silent.columns.wait_e[first_wait] = 0  # the first task of the step waits for its last one
+    mute = make_cuda(case, silent, silent, device, cache)
+    t = time.time()
+    mute.launch(4, [0, 4], spin_timeout_s=0.5)
+    try:
+        mute.wait()
+        check("a value that never comes ends in a fault report", False)
+    except VmFault as e:
+        check("a value that never comes ends in a fault report", e.fault.kind == "spin-timeout", f"{e} after {time.time() - t:.2f} s")
     stuck.launch(4, [0, 4], spin_timeout_s=20.0)
     time.sleep(0.05)
     stuck.abort()

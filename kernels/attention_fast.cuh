@@ -233,11 +233,11 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
         if (!queries_here) {  // queries, newest key, newest value: once, for all blocks of the task
           constexpr int kMost = (kGroup + 2) * (D / 2), kPolls = (kMost + kThreads - 1) / kThreads, kQueries = kGroup * (D / 2);
           uint4 v[kPolls];
-          poll(c, v, [&](int i) {
+          poll(c, v, [&](int i) { return c.thread + i * kThreads < kMost; }, [&](int i) {
             const int at = c.thread + i * kThreads, beyond = at - kQueries;
             const int element = beyond < 0 ? head * kGroup * D + 2 * at
                                            : (beyond < D / 2 ? (kHeads + head) * D + 2 * beyond : (kHeads + kKvHeads + head) * D + 2 * beyond - D);
-            return at < kMost ? c.at<const uint2>(attn::q) + element : nullptr;
+            return c.at<const uint2>(attn::q) + element;
           });
 #pragma unroll
           for (int i = 0; i < kPolls; ++i) {

@@ -38,7 +38,7 @@ struct Finish {
     if (kind == kResidual) {
       if constexpr (kTagged) {
         uint4 v[1];
-        poll(c, v, [&](int) { return tagged_residual(local); });
+        poll(c, v, [](int) { return true; }, [&](int) { return tagged_residual(local); });
         return floats_of(v[0]);
       }
       return load_shared_f32x2(residual + r * kHidden + first + local);

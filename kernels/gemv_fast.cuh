@@ -35,6 +35,9 @@ struct Slices {
   static constexpr int kSlotGroups = kUnits <= kSlotUnits ? kSlotUnits / kUnits : 1;  // whole row groups of a slot
   static constexpr int kPieces = (kUnits + kSlotUnits - 1) / kSlotUnits;              // slots of a row group
   static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : kSlotUnits / kWarps;   // units of a warp in a piece
+  // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
+  static constexpr int kRoom = kPieces == 1 && kRowTiles == 1 ? 12 / kPerWarp : 1;
+  static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
   static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
   static_assert(!kTagged || kStaged, "tagged activations are staged");
@@ -153,7 +156,7 @@ struct TaggedNormSource {
   const uint2* h;
   const float* table;
   float eps;
-  __device__ __forceinline__ const uint2* address(int k, int part) const { return k < kHidden ? h + k + 2 * part : nullptr; }
+  __device__ __forceinline__ const uint2* address(int k, int part) const { return h + k + 2 * part; }
   __device__ __forceinline__ float4 weight(const Context c, int i, int) const { return *Prologue::norm(c, i); }
 };
 template <int K>
@@ -162,7 +165,7 @@ struct TaggedPairSource {
   static constexpr int kAccesses = 1;
   const uint2* x;
   static constexpr float eps = 0.0f;
-  __device__ __forceinline__ const uint2* address(int k, int) const { return k < K ? x + k / 2 : nullptr; }
+  __device__ __forceinline__ const uint2* address(int k, int) const { return x + k / 2; }
 };
 static_assert(!kTagged || (kHidden % 4 == 0 && kQSize % 4 == 0 && kInter % 4 == 0), "tagged rows are read four values at a time");
 
@@ -196,12 +199,12 @@ __device__ __forceinline__ void load_fragment(const Context c, const Source& sou
   }
 }
 
-// The weights of one piece of a row group in registers, and the way through the tile: the next piece is always on its way while
-// the tensor cores work, and a slot is released as soon as its last piece has been read.
+// The weights of one piece of a row group, or of several whole groups, in registers, and the way through the tile: the next ones are
+// always on their way while the tensor cores work, and a slot is released as soon as its last piece has been read.
 template <int K>
 struct WeightStream {
   using S = Slices<K>;
-  uint4 w[S::kPieceLoads];
+  uint4 w[S::kAhead][S::kPieceLoads];
   RingCursor cursor;
   const uint8_t* slot = nullptr;
   int in_slot = 0, left;  // row groups (one piece: pieces) of the slot already read; pieces of the tile not read yet
@@ -212,19 +215,26 @@ struct WeightStream {
   template <bool kFirst = false>
   __device__ __forceinline__ void next(const Context c, int piece) {
     if (!kFirst && left == 0) return;
-    if (in_slot == 0) slot = cursor.wait();
-    const uint8_t* from = slot + in_slot * (S::kUnits * kUnitBytes) + c.warp * kUnitBytes + c.lane * 16;
 #pragma unroll
-    for (int i = 0; i < S::kPieceLoads; ++i) {
-      const bool whole = S::kPieces == 1 ? S::kUnits % kWarps == 0 : S::kUnits % kSlotUnits == 0;
-      if (kFirst && !whole) w[i] = make_uint4(0, 0, 0, 0);
-      if (whole || piece * kSlotUnits + c.warp + kWarps * i < S::kUnits)
-        w[i] = *reinterpret_cast<const uint4*>(from + i * (kWarps * kUnitBytes));
-    }
-    --left;
-    if (++in_slot == S::kSlotGroups || left == 0) {
-      cursor.release(c.warp, c.lane);
-      in_slot = 0;
+    for (int a = 0; a < S::kAhead; ++a) {
+      if (kFirst && a > 0)
+#pragma unroll
+        for (int i = 0; i < S::kPieceLoads; ++i) w[a][i] = make_uint4(0, 0, 0, 0);
+      if (a > 0 && left == 0) continue;
+      if (in_slot == 0) slot = cursor.wait();
+      const uint8_t* from = slot + in_slot * (S::kUnits * kUnitBytes) + c.warp * kUnitBytes + c.lane * 16;
+#pragma unroll
+      for (int i = 0; i < S::kPieceLoads; ++i) {
+        const bool whole = S::kPieces == 1 ? S::kUnits % kWarps == 0 : S::kUnits % kSlotUnits == 0;
+        if (kFirst && !whole) w[a][i] = make_uint4(0, 0, 0, 0);
+        if (whole || piece * kSlotUnits + c.warp + kWarps * i < S::kUnits)
+          w[a][i] = *reinterpret_cast<const uint4*>(from + i * (kWarps * kUnitBytes));
+      }
+      --left;
+      if (++in_slot == S::kSlotGroups || left == 0) {
+        cursor.release(c.warp, c.lane);
+        in_slot = 0;
+      }
     }
   }
 };
@@ -248,16 +258,13 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     constexpr int kAccesses = Source::kAccesses;
     const uint32_t tag = tag_of(c);
     uint4 v[S::kLoads * kAccesses], residual[1];
-    auto address = [&](int i) {
-      const int u = warp + kWarps * (4 * (i / kAccesses) + lane / 8);
-      return source.address(u < S::kUnits ? u * 32 + lane % 8 * 4 : K, i % kAccesses);
-    };
-    auto residual_address = [&](int) {
-      const bool mine = finish.kind == Finish::kResidual && finisher && item0 < finish.n;
-      return mine ? finish.tagged_residual(item0) : nullptr;
-    };
-    poll_start(v, tag, address);
-    poll_start(residual, tag, residual_address);
+    auto k_of = [&](int i) { return (warp + kWarps * (4 * (i / kAccesses) + lane / 8)) * 32 + lane % 8 * 4; };
+    auto needed = [&](int i) { return k_of(i) < K; };
+    auto address = [&](int i) { return source.address(k_of(i), i % kAccesses); };
+    auto residual_needed = [&](int) { return finish.kind == Finish::kResidual && finisher && item0 < finish.n; };
+    auto residual_address = [&](int) { return finish.tagged_residual(item0); };
+    poll_start(v, tag, needed, address);
+    poll_start(residual, tag, residual_needed, residual_address);
     stream.template next<true>(c, 0);
     if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
     if (c.thread == 0) ring.polling = 1;
@@ -342,11 +349,11 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll 1
   for (int g0 = 0; g0 < groups; g0 += kFlushGroups) {
     const int g1 = g0 + kFlushGroups < groups ? g0 + kFlushGroups : groups;
-    float acc[kRowTiles][2][4];
+    float acc[S::kAhead * kRowTiles][2][4];  // with several row tiles there is one row group at a time
 #pragma unroll 1
-    for (int group = g0; group < g1; ++group) {
+    for (int group = g0; group < g1; group += S::kAhead) {
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m)
+      for (int m = 0; m < S::kAhead * kRowTiles; ++m)
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc[m][i / 4][i % 4] = 0.0f;
 #pragma unroll 1
@@ -354,14 +361,15 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
         for (int i = 0; i < S::kPieceLoads; ++i) {
           if (piece * kSlotUnits + warp + kWarps * i >= S::kUnits) break;
-          const uint4 w = stream.w[i];
 #pragma unroll
-          for (int m = 0; m < kRowTiles; ++m) {
+          for (int m = 0; m < S::kAhead * kRowTiles; ++m) {
+            if (S::kAhead > 1 && m > 0 && group + m >= g1) break;
+            const uint4 w = stream.w[S::kAhead > 1 ? m : 0][i];
             uint4 x, y;
             if constexpr (kHeld) {
               x = held_low[i], y = held_high[i];
             } else {
-              load_fragment<K>(c, source, staged, piece * (kSlotUnits / kWarps) + i, m, x, y);
+              load_fragment<K>(c, source, staged, piece * (kSlotUnits / kWarps) + i, S::kAhead > 1 ? 0 : m, x, y);
             }
             mma_bf16(acc[m][0], x.x, y.x, x.y, y.y, w.x, w.y);
             mma_bf16(acc[m][1], x.z, y.z, x.w, y.w, w.z, w.w);
@@ -371,11 +379,15 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       }
       if constexpr (kRowTiles == 1) {  // lane (g, t): rows g and g + 8 of the activations, outputs 2t and 2t + 1
         const int g = lane >> 2, t = lane & 3;
-        float* to = FastWork::red(parity) + (((group - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
-        if (g < kTileRows) to[0] = acc[0][0][0] + acc[0][1][0], to[kWarps] = acc[0][0][1] + acc[0][1][1];
-        if (kTileRows > 8) {
-          to += 8 * 8 * kWarps;
-          to[0] = acc[0][0][2] + acc[0][1][2], to[kWarps] = acc[0][0][3] + acc[0][1][3];
+#pragma unroll
+        for (int a = 0; a < S::kAhead; ++a) {
+          if (a > 0 && group + a >= g1) break;
+          float* to = FastWork::red(parity) + (((group + a - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
+          if (g < kTileRows) to[0] = acc[a][0][0] + acc[a][1][0], to[kWarps] = acc[a][0][1] + acc[a][1][1];
+          if (kTileRows > 8) {
+            to += 8 * 8 * kWarps;
+            to[0] = acc[a][0][2] + acc[a][1][2], to[kWarps] = acc[a][0][3] + acc[a][1][3];
+          }
         }
       }
     }

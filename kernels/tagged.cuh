@@ -50,14 +50,13 @@ __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag)
   return true;
 }
 
-// Polls what has not arrived yet until everything has.  `address(i)` gives the elements behind v[i], null for what is not needed.
-template <int N, class Address>
-__device__ __forceinline__ void poll_start(uint4 (&v)[N], uint32_t tag, Address address) {
+// Polls what has not arrived yet until everything has.  `address(i)` gives the elements behind v[i] where `needed(i)`.
+template <int N, class Needed, class Address>
+__device__ __forceinline__ void poll_start(uint4 (&v)[N], uint32_t tag, Needed needed, Address address) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const uint2* from = address(i);
     v[i] = make_uint4(0, tag, 0, tag);
-    if (from != nullptr) v[i] = load_elements(from);
+    if (needed(i)) v[i] = load_elements(address(i));
   }
 }
 template <int N, class Address>
@@ -74,9 +73,9 @@ __device__ __forceinline__ void poll_rest(const Context c, uint4 (&v)[N], uint32
       if (!arrived(v[i], tag)) v[i] = load_elements(address(i));
   }
 }
-template <int N, class Address>
-__device__ __forceinline__ void poll(const Context c, uint4 (&v)[N], Address address) {
-  poll_start(v, tag_of(c), address);
+template <int N, class Needed, class Address>
+__device__ __forceinline__ void poll(const Context c, uint4 (&v)[N], Needed needed, Address address) {
+  poll_start(v, tag_of(c), needed, address);
   poll_rest(c, v, tag_of(c), address);
 }
 
