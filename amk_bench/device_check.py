@@ -166,7 +166,9 @@ def robust(cache: Any) -> int:
         mute.wait()
         check("a value that never comes ends in a fault report", False)
     except VmFault as e:
-        check("a value that never comes ends in a fault report", e.fault.kind == "spin-timeout", f"{e} after {time.time() - t:.2f} s")
+        check(
+            "a value that never comes ends in a fault report", e.fault.kind == "spin-timeout", f"{e} after {time.time() - t:.2f} s"
+        )
     stuck.launch(4, [0, 4], spin_timeout_s=20.0)
     time.sleep(0.05)
     stuck.abort()

@@ -143,17 +143,16 @@ def report(rows: Sequence[Timing], facts: Any, commit: str, bandwidth: Bandwidth
 
 
 def table(doc: Mapping[str, Any]) -> str:
-    """Markdown table of what :func:`report` wrote: microseconds a token, by position, with and without separate combine tasks."""
+    """Markdown table of what :func:`report` wrote: microseconds a token, by position, with tagged hand-offs and with counters."""
     rows = doc["amk"]["timings"]
     positions = sorted({t["position"] for t in rows})
-    read = doc["amk"].get("bandwidth", {}).get("bytes_per_s", UNSTATED_BYTES_PER_S)
-    out = ["| model | combine | " + " | ".join(str(p) for p in positions) + f" | weights at {read * 1e-12:.2f} TB/s |"]
+    out = ["| model | hand-off | " + " | ".join(str(p) for p in positions) + " | weights at 4.58 TB/s |"]
     out.append("| --- " * (len(positions) + 3) + "|")
-    for model, combine in dict.fromkeys((t["model"], t["config"].get("fuse_combine", True)) for t in rows):
-        mine = {t["position"]: t for t in rows if (t["model"], t["config"].get("fuse_combine", True)) == (model, combine)}
+    for model, handoff in dict.fromkeys((t["model"], t["config"].get("handoff", "tagged")) for t in rows):
+        mine = {t["position"]: t for t in rows if (t["model"], t["config"].get("handoff", "tagged")) == (model, handoff)}
         cells = [f"{mine[p]['median_us']:.0f}" if p in mine else "" for p in positions]
         floor = next(iter(mine.values()))["floor_us"]
-        out.append(f"| {model} | {'fused' if combine else 'apart'} | {' | '.join(cells)} | {floor:.0f} |")
+        out.append(f"| {model} | {handoff} | {' | '.join(cells)} | {floor:.0f} |")
     return "\n".join(out)
 
 

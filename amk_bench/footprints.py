@@ -107,10 +107,15 @@ def fill(s: Schedule, memory: Mapping[str, Bytes], rng: np.random.Generator) -> 
             values = np.zeros(shape, np.int32)
         else:
             values = rng.standard_normal(shape).astype(np.float32)
-            if b.name == "part":  # {maximum, sum, values}: sums are positive
+            if b.name.endswith("part"):  # {maximum, sum, values}: sums are positive
                 values = np.abs(values) + np.float32(0.5)
             elif b.name == "amax":  # {maximum, index}
                 values[:, 1::2] = rng.integers(0, 200, values[:, 1::2].shape).astype(np.int32).view(np.float32)
+        if b.tagged:  # {value, tag of step 0}; values that are pairs of bf16 are floats whose low half is one too
+            low = rng.standard_normal(shape).astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
+            pairs = b.name.endswith((".attn", ".act"))
+            bits = values.view(np.uint32) & np.uint32(0xFFFF0000) | low if pairs else values.view(np.uint32)
+            values = np.stack([bits, np.ones(shape, np.uint32)], axis=-1)
         stored = values.astype(ml_dtypes.bfloat16) if b.dtype == "bf16" else values
         raw[:] = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
 
@@ -118,6 +123,7 @@ def fill(s: Schedule, memory: Mapping[str, Bytes], rng: np.random.Generator) -> 
 def violation(bench: Bench, contracts: Contracts, task: int, variables: Sequence[int], steps: int, seed: int) -> str | None:
     """What a task does beyond its contract, or None.  Memory is left changed; tables and tape are put back."""
     s, rng = bench.schedule, np.random.default_rng(seed)
+    steps = 1 if any(b.tagged for b in s.buffers) else steps  # tagged memory holds the values of one step
     whole = bench.read()
     before = {k: v.copy() for k, v in whole.items()}
     for pool in (p.id for p in s.pools if p.id in before):

@@ -35,10 +35,10 @@ __device__ __forceinline__ bool arrived(uint4 v, uint32_t tag) { return v.y == t
 // A poll that has lasted long: true when it is to be given up, since the launch ends before this step or the bound ran out.  The
 // task goes on with what is there, and its queue stops behind it.
 __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag) {
-  if (ring.broken) return true;
+  if (peek(ring.broken)) return true;
   const int2 where = shared.where[turn];
   if (load_acquire(shared.halt) <= uint32_t(where.x)) {
-    ring.broken = kPollOver;
+    poke(ring.broken, kPollOver);
     return true;
   }
   const uint64_t now = now_ns();
@@ -46,7 +46,7 @@ __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag)
   if (now - shared.poll_start <= ring.bound_ns) return false;
   report(Fault{kSpinTimeout, shared.task[turn].id, shared.task[turn].op, int32_t(blockIdx.x), where.y, -1, where.x, 0, int64_t(seen),
                int64_t(tag)});
-  ring.broken = kPollOver;
+  poke(ring.broken, kPollOver);
   return true;
 }
 

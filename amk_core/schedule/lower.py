@@ -197,7 +197,7 @@ class _Lowering:
     def phase(
         self, op: str, name: str, tiles: Sequence[Mapping[str, int | float]], waits: Sequence[Wait], *, joined: bool = True
     ) -> tuple[Wait, ...]:  # fmt: skip
-        """Tasks that all wait for ``waits``; returns the waits of whoever needs all of them: one counter, none if not ``joined``."""
+        """Tasks that all wait for ``waits``; returns the waits of whoever needs all of them: a counter, none if not ``joined``."""
         done = (self.b.counter(name),) if joined else ()
         waiting: set[int] = set()
         for tile, queue in zip(tiles, self.place(len(tiles)), strict=True):
@@ -213,12 +213,15 @@ class _Lowering:
         return self.geo.purpose == "prefill" and layer == self.g.n_layers - 1
 
     def activations(self, i: int) -> dict[str, int]:
-        """Buffers of layer i by role: ``h`` and ``out`` are the residual stream before and behind it, ``mid`` between its halves."""
+        """Buffers of layer i by role: ``h``, ``mid`` and ``out`` are the residual stream before, inside and behind it."""
         ids, last = self.b.buffer_ids, self.g.n_layers - 1
         if self.tagged:
             roles = {name: ids[f"L{i}.{name}"] for name in ("q", "part", "attn", "mid", "act") if i <= last}
             return {**roles, "h": ids[f"L{i - 1}.h" if i else "embedded"], "out": ids.get(f"L{i}.h", -1)}
-        return {**{name: ids.get(name, -1) for name in ("q", "part", "attn", "act")}, **dict.fromkeys(("h", "mid", "out"), ids["h"])}
+        return {
+            **{name: ids.get(name, -1) for name in ("q", "part", "attn", "act")},
+            **dict.fromkeys(("h", "mid", "out"), ids["h"]),
+        }
 
     def layer(self, i: int, before: Sequence[Wait]) -> Sequence[Wait]:
         g, geo, ids, c, m, at = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.activations(i)
@@ -254,18 +257,21 @@ class _Lowering:
             }
             for seq in range(geo.batch) for head in range(kv) for split in range(self.splits)
         ]  # fmt: skip
+        after: Sequence[Wait]
         if c.dependencies == "phase" or self.tagged:
-            after = self.phase("attn", f"L{i}.attn", attn, self.phase("qkv", f"L{i}.qkv", qkv, before, joined=joined), joined=joined)
+            after = self.phase(
+                "attn", f"L{i}.attn", attn, self.phase("qkv", f"L{i}.qkv", qkv, before, joined=joined), joined=joined
+            )
         else:
             after = self.by_head(i, qkv, attn, before)
         residual = {"m": m, "layer": i, "packed": packed}
-        if self.tagged or not c.fuse_combine:
+        if not self.tagged and not c.fuse_combine:
             merge = [
                 {**attn_shape, "part": at["part"], "out": at["attn"], "seq": seq, "kv_head": head}
-                for seq in range(geo.batch) for head in range(kv) if not self.tagged
+                for seq in range(geo.batch) for head in range(kv)
             ]  # fmt: skip
-            if merge:
-                after = self.phase("attn_combine", f"L{i}.combine", merge, after)
+            after = self.phase("attn_combine", f"L{i}.combine", merge, after)
+        if self.tagged or not c.fuse_combine:
             o_op, o_shape = "o_proj", {**residual, "x": at["attn"], "k": heads * d, "out": at["mid"]}
         else:
             o_op = "o_proj_combine"

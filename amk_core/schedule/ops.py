@@ -194,7 +194,9 @@ def _gate_up(p: Mapping[str, Ints]) -> list[Access]:
         Access(p["h"], (0, p["m"]), (0, p["hidden"]), value("o_proj", p["layer"])),
         Access(p["norm_w"], (0, 1), (0, p["hidden"])),
         Access(p["w"], (2 * p["row0"], 2 * p["row1"]), (0, p["hidden"])),
-        Access(p["act"], (0, p["m"]), (p["row0"] >> p["packed"], p["row1"] >> p["packed"]), value("gate_up", p["layer"]), write=True),
+        Access(
+            p["act"], (0, p["m"]), (p["row0"] >> p["packed"], p["row1"] >> p["packed"]), value("gate_up", p["layer"]), write=True
+        ),
     ]
 
 
@@ -365,7 +367,9 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
     positive = "m chunk batch ctx hidden n_heads n_kv group head_dim splits blocks block k vocab tiles".split()  # noqa: SIM905
     checks = [(f"{name} is at least 1", p[name] >= 1) for name in positive if name in p]
     checks += [(f"{name} is at least 0", p[name] >= 0) for name in ("layer", "tile", "n_stop_ids", "pos_var") if name in p]
-    checks += [(f"{name} is 0 or 1", (p[name] == 0) | (p[name] == 1)) for name in ("feed", "ring", "partial", "packed") if name in p]
+    checks += [
+        (f"{name} is 0 or 1", (p[name] == 0) | (p[name] == 1)) for name in ("feed", "ring", "partial", "packed") if name in p
+    ]
     for first, last in (("row0", "row1"), ("col0", "col1")):
         if first in p:
             checks.append((f"0 <= {first} < {last}", (p[first] >= 0) & (p[first] < p[last])))

@@ -162,7 +162,9 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
     wanted = d.chunk * d.heads // d.kv_heads
     rows = 16 if wanted > 8 else 8  # query rows of a tile
-    attention = (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
+    attention = (
+        (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
+    )
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
     for units in (64, 32, 16):
         slots = min((budget - work) // (units * UNIT_BYTES), 8 * 64 // units)
@@ -176,8 +178,9 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     if flight is None:
         bulk = arch in ("sm_90", "sm_90a")  # its memory latency grows with what is under way
         flight = ((3 * per, 2 * per, 2 * per) if d.tagged else (2 * per, per, per)) if bulk else (slots, slots, slots)
+    high, mid, low = (min(f, slots) for f in flight)
     defines |= {
-        "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": min(flight[0], slots),
-        "AMK_FLIGHT_MID": min(flight[1], slots), "AMK_FLIGHT_LOW": min(flight[2], slots), "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
+        "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
+        "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
     }  # fmt: skip
     return Build(defines, work + slots * units * UNIT_BYTES, (warps + 1) * 32)

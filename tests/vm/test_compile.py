@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amk_core.graph import GRAPH_SHAPES
-from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.config import Handoff, ScheduleConfig
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
 from amk_core.targets import Target
@@ -24,8 +24,10 @@ REGISTER_LIMIT = 168  # 12 warps of 168 registers fill the register file of an S
 MODEL = "smollm2-135m"
 
 
-def schedule(model: str = MODEL, mode: Mode = "fast", purpose: Purpose = "decode", batch: int = 1, chunk: int = 1) -> Schedule:
-    return lower(GRAPH_SHAPES[model], ScheduleConfig(), Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), mode)
+def schedule(
+    model: str = MODEL, mode: Mode = "fast", purpose: Purpose = "decode", batch: int = 1, chunk: int = 1, handoff: Handoff = "auto"
+) -> Schedule:  # fmt: skip
+    return lower(GRAPH_SHAPES[model], ScheduleConfig(handoff=handoff), Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), mode)
 
 
 def smem(arch: str) -> int:
@@ -37,9 +39,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cubin")
 
 
+@pytest.mark.parametrize("handoff", ["counter", "tagged"])
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
-def test_fast_compiles_for_every_architecture_without_spills(arch: str, cache: Path) -> None:
-    build = plan_build(Dims.of(schedule()), arch, smem(arch))
+def test_fast_compiles_for_every_architecture_without_spills(arch: str, handoff: Handoff, cache: Path) -> None:
+    build = plan_build(Dims.of(schedule(handoff=handoff)), arch, smem(arch))
     kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
     assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
     assert 0 < kernel.registers <= REGISTER_LIMIT
@@ -75,8 +78,9 @@ def test_every_profile_has_a_plan_that_fits_and_keeps_at_least_two_slots() -> No
     for model in GRAPH_SHAPES:
         for target in Target.profiles():
             for purpose, batch, chunk in (("decode", 1, 1), ("decode", 16, 1), ("logits", 1, 16)):
-                s = lower(GRAPH_SHAPES[model], ScheduleConfig(fuse_combine=False), Target("few", "cpu", 4),
-                          Geometry(purpose, batch, chunk, 64), "fast")  # fmt: skip
+                config = ScheduleConfig(fuse_combine=False, handoff="tagged")
+                s = lower(GRAPH_SHAPES[model], config, Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), "fast")
+                assert any(b.tagged for b in s.buffers) == (batch * chunk == 1)
                 build = plan_build(Dims.of(s), target.arch, target.smem_bytes)
                 assert build.shared_bytes <= target.smem_bytes - 1024, (model, target.name, purpose)
                 assert build.defines["AMK_SLOTS"] >= 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from amk_bench.device_cases import CASES, GRAPHS, Case, bits, run_cpu
+from amk_bench.footprints import Contracts, CpuBench, chosen_tasks, violation
 from amk_core.schedule import check_certificate, tables, validate
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
@@ -121,6 +122,18 @@ def test_a_value_that_never_comes_ends_in_a_fault_that_names_the_reader() -> Non
         vm.wait()
     assert e.value.fault.kind == "spin-timeout"
     assert e.value.fault.counter == -1 or e.value.fault.op == "embed"
+
+
+def test_tagged_tasks_touch_what_their_contracts_declare() -> None:
+    """Position 300: two blocks of attention, so that the task of split 0 takes partials of others too."""
+    s = lower(GRAPHS["small"], ScheduleConfig(**TAGGED), Target.cpu(3), Geometry(context=512), "fast")
+    m, layout = case("fast-small").random_model(), TapeLayout.of(s)
+    bound, tape, where = m.bound(s), Tape.build(layout, m.logical).data, layout.locate(s)
+    vm = CpuVM.__new__(CpuVM)
+    vm._start(tables.pack(s), where, tape, layout.dtype, bound, {}, None)
+    bench, contracts = CpuBench(vm, s, bound, tape, where), Contracts(s)
+    wrong = [v for t in chosen_tasks(s) if (v := violation(bench, contracts, t, [300, 1], 1, seed=t))]
+    assert not wrong
 
 
 def test_tags_of_an_earlier_launch_do_not_count() -> None:

@@ -29,7 +29,13 @@ EXECUTE = {name: 0.5 + 0.25 * code for name, code in ops.CODES.items()}
 
 @pytest.fixture(scope="module")
 def schedule() -> Schedule:
-    return lower(GRAPHS["small"], ScheduleConfig(tiles_per_queue=2, handoff="counter"), Target("h", "sm_90", 5, 232_448), Geometry(context=64), "fast")
+    return lower(
+        GRAPHS["small"],
+        ScheduleConfig(tiles_per_queue=2, handoff="counter"),
+        Target("h", "sm_90", 5, 232_448),
+        Geometry(context=64),
+        "fast",
+    )
 
 
 def made_up(s: Schedule, wrap: bool = True) -> tuple[Any, Any]:

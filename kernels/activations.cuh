@@ -1,0 +1,163 @@
+// Activations of the fast matrix product: where a warp's share of K lies, what is fetched before the waits, and the sources that
+// values come from: plain or tagged rows, with or without RMS normalisation.
+#pragma once
+#include "common.cuh"
+#include "finish.cuh"
+#include "ring.cuh"
+#include "tagged.cuh"
+
+namespace amk {
+
+constexpr int kRowTiles = (kRows + 15) / 16;  // row tiles of the activations
+constexpr int kTileRows = kRows > 8 ? 16 : (kRows > 4 ? 8 : (kRows > 2 ? 4 : kRows));     // rows kept of a tile
+constexpr int kFlushGroups = kTileRows >= 16 ? 1 : 16 / kTileRows;  // row groups between two reductions
+constexpr int kRedFloats = kFlushGroups * kTileRows * 8 * kWarps;   // one of the two reduction buffers
+constexpr int kParts = kWarps / 4;  // lanes that add up one output, four warps' sums each
+static_assert(kWarps == 4 || kWarps == 8 || kWarps == 16, "the reduction adds groups of four warps");
+constexpr int kItems = kThreads / kParts;  // outputs that are finished at a time
+constexpr int kMaxRows = 64;
+static_assert(kExact || kRows <= kMaxRows, "fast mode takes at most 64 rows a step");
+
+template <int K>
+struct Slices {
+  static constexpr int kUnits = (K + 31) / 32;
+  static constexpr int kPerWarp = (kUnits + kWarps - 1) / kWarps;
+  static constexpr int kLoads = (kPerWarp + 3) / 4;  // one 4-float load a lane covers four units
+  static constexpr int kSlotGroups = kUnits <= kSlotUnits ? kSlotUnits / kUnits : 1;  // whole row groups of a slot
+  static constexpr int kPieces = (kUnits + kSlotUnits - 1) / kSlotUnits;              // slots of a row group
+  static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : kSlotUnits / kWarps;   // units of a warp in a piece
+  // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
+  static constexpr int kRoom = kPieces == 1 && kRowTiles == 1 ? 12 / kPerWarp : 1;
+  static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
+  static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64;
+  static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
+  static_assert(!kTagged || kStaged, "tagged activations are staged");
+};
+static_assert(kExact || kSlotUnits % kWarps == 0, "a slot gives every warp equally many units");
+
+// Four values of a row, zeros beyond K.
+template <int K>
+__device__ __forceinline__ float4 load_row4(const float* row, int k) {
+  if constexpr (K % 4 == 0) {
+    return k < K ? load_shared_f32x4(row + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  } else {
+    return make_float4(k < K ? load_shared_f32(row + k) : 0.0f, k + 1 < K ? load_shared_f32(row + k + 1) : 0.0f,
+                       k + 2 < K ? load_shared_f32(row + k + 2) : 0.0f, k + 3 < K ? load_shared_f32(row + k + 3) : 0.0f);
+  }
+}
+template <int K>
+__device__ __forceinline__ float4 load_table4(const float* row, int k) {  // read-only
+  if constexpr (K % 4 == 0) {
+    return k < K ? load_table_x4(row + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  } else {
+    return make_float4(k < K ? load_table(row + k) : 0.0f, k + 1 < K ? load_table(row + k + 1) : 0.0f, k + 2 < K ? load_table(row + k + 2) : 0.0f,
+                       k + 3 < K ? load_table(row + k + 3) : 0.0f);
+  }
+}
+__device__ __forceinline__ float4 times(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+
+// What a task of the Hidden matrices reads from tables goes to shared memory before its waits, since tables never change: the
+// norm weights, each warp its own units, and the angles of the first pairs that a thread will finish.
+struct Prologue {
+  static constexpr int kLoads = Slices<kHidden>::kLoads, kAngles = 64;
+  static_assert(kExact || kItems == 2 * kAngles, "one pair of angles for every pair of outputs of the first round");
+  static constexpr int kNormBytes = kLoads * kThreads * 16, kBytes = kNormBytes + kAngles * 8;
+  static __device__ __forceinline__ float4* norm(const Context c, int i);  // of this lane, for its i-th load
+  static __device__ __forceinline__ float2* angle(int item);
+
+  static __device__ __forceinline__ void fetch(const Context c) {
+    const int op = c.op();
+    if (op != kQkv && op != kGateUp && op != kLmHead) return;
+    static_assert(int(qkv::norm_w) == int(gate_up::norm_w) && int(qkv::norm_w) == int(lm_head::norm_w), "one place for all");
+    if constexpr (kHidden % 4 == 0) {
+      const float* weight = c.at<const float>(qkv::norm_w);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int k = (c.warp + kWarps * (4 * i + c.lane / 8)) * 32 + c.lane % 8 * 4;
+        if (k < kHidden) copy_16(norm(c, i), weight + k);  // never one address by many lanes: L2 serves them one by one
+      }
+    }
+    if (op == kQkv && c.thread % (2 * kParts) == 0) {
+      const int item = c.thread / kParts, local = item / (kTileRows * 8) * 8 + (item & 7), r = item / 8 % kTileRows;
+      const int row = c.p(qkv::row0) + local, pos = c.p(qkv::pos_var);
+      if (row < c.p(qkv::row1) && row < kQSize + kKvSize && r < kRows && c.active(pos, r)) {
+        const int64_t at = int64_t(c.position(pos, r)) * (kHeadDim / 2) + row % kHeadDim / 2;
+        copy_4(&angle(item)->x, c.at<const float>(qkv::cos) + at);
+        copy_4(&angle(item)->y, c.at<const float>(qkv::sin) + at);
+      }
+    }
+  }
+  static __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+ private:
+  static __device__ __forceinline__ void copy_16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  }
+  static __device__ __forceinline__ void copy_4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  }
+};
+
+// Shared memory of one product: two reduction buffers, sums of squares, the prologue's tables or staged activations.
+struct FastWork {
+  static __device__ __forceinline__ float* red(int parity) { return reinterpret_cast<float*>(dynamic_shared) + parity * kRedFloats; }
+  static __device__ __forceinline__ float* squares() { return red(2); }  // [kRows][kWarps]
+  static __device__ __forceinline__ uint8_t* staged() { return reinterpret_cast<uint8_t*>(squares() + kRows * kWarps); }
+  // Behind the staged activations of the Hidden matrices.
+  static __device__ __forceinline__ uint8_t* tables() { return dynamic_shared + kWorkBytes - Prologue::kBytes; }
+  __host__ __device__ static constexpr int bytes(int staged) { return (2 * kRedFloats + kRows * kWarps) * 4 + staged; }
+};
+static_assert(kExact || FastWork::bytes(AMK_STAGE_BYTES) <= kWorkBytes, "the work area is too small for the staged activations");
+static_assert(kExact || FastWork::bytes(Slices<kHidden>::kStaged ? Slices<kHidden>::kStagedBytes : 0) + Prologue::kBytes <= kWorkBytes,
+              "the work area is too small for the tables of the Hidden matrices");
+__device__ __forceinline__ float4* Prologue::norm(const Context c, int i) {
+  return reinterpret_cast<float4*>(FastWork::tables()) + i * kThreads + c.thread;
+}
+__device__ __forceinline__ float2* Prologue::angle(int item) {
+  return reinterpret_cast<float2*>(FastWork::tables() + kNormBytes) + item / 2;
+}
+
+// Where activations come from: rows of a buffer, rows to be normalised, or attention partials (combine.cuh).
+template <int K>
+struct PlainSource {
+  static constexpr bool kNormed = false, kHalves = false, kPolled = false;  // kHalves: a lane's four values are 0, 1, 16, 17 from k on
+  const float* x;
+  static constexpr float eps = 0.0f;
+  __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<K>(x + int64_t(r) * K, k); }
+  __device__ __forceinline__ float4 weight(const Context, int, int) const { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
+};
+
+// RMS normalisation: the weight is applied to the activations, the factor 1 / rms at the end, so nothing waits for the sum of
+// squares.
+struct NormSource {
+  static constexpr bool kNormed = true, kHalves = false, kPolled = false;
+  const float *h, *table;
+  float eps;
+  __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<kHidden>(h + int64_t(r) * kHidden, k); }
+  __device__ __forceinline__ float4 weight(const Context c, int i, int k) const {
+    if (kHidden % 4 == 0 && i >= 0) return *Prologue::norm(c, i);
+    return load_table4<kHidden>(table, k);
+  }
+};
+
+// The same activations as tagged values.  A lane's four values: two accesses of floats, or one of bf16 pairs.
+struct TaggedNormSource {
+  static constexpr bool kNormed = true, kHalves = false, kPolled = true;
+  static constexpr int kAccesses = 2;
+  const uint2* h;
+  const float* table;
+  float eps;
+  __device__ __forceinline__ const uint2* address(int k, int part) const { return h + k + 2 * part; }
+  __device__ __forceinline__ float4 weight(const Context c, int i, int) const { return *Prologue::norm(c, i); }
+};
+template <int K>
+struct TaggedPairSource {
+  static constexpr bool kNormed = false, kHalves = false, kPolled = true;
+  static constexpr int kAccesses = 1;
+  const uint2* x;
+  static constexpr float eps = 0.0f;
+  __device__ __forceinline__ const uint2* address(int k, int) const { return x + k / 2; }
+};
+static_assert(!kTagged || (kHidden % 4 == 0 && kQSize % 4 == 0 && kInter % 4 == 0), "tagged rows are read four values at a time");
+
+}  // namespace amk
