@@ -126,7 +126,7 @@ class CudaVM:
         self._launch["trace"], self._launch["anchors"] = self._trace.address, self._anchors.address
         self._launch["n_variables"], self._launch["n_tasks"] = len(s.variable_names()), s.n_tasks
         self._steps = self._streamed = 0
-        self._grid = s.n_queues
+        self._grid, self._single = s.n_queues, False
         c = s.columns
         ids, p = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["sample"])
         # Where the program samples: the buffer of its tokens, the one that is fed, and pinned memory for what is fed first.
@@ -214,7 +214,7 @@ class CudaVM:
             m.upload(self._feed.bytes, offset, stream)
         self._control.upload(stream)
         self._counters.fill(0, stream=stream)
-        for pool in self.memory.tagged if self._grid > 1 else ():  # no tag of an earlier launch is left
+        for pool in () if self._single else self.memory.tagged:  # no tag of an earlier launch is left
             self.memory.pools[pool].fill(0, stream=stream)
         self._launch["bound_ns"] = int(min(spin_timeout_s, 1e6) * 1e9)
         self._launch["steps"] = steps
@@ -250,7 +250,10 @@ class CudaVM:
         self._running = True
 
     def run_task(self, task: int, variables: Sequence[int], steps: int = 1, spin_timeout_s: float = SPIN_TIMEOUT_S) -> None:
-        """The body of one task alone, without waits and signals, in steps 0 to ``steps``; buffers stay as the card has them."""
+        """The body of one task alone, without waits and signals, in steps 0 to ``steps``; buffers stay as the card has them.
+
+        A task with tagged inputs finds only those of one step: ask for one, and store elements {value, 1}.
+        """
         p = self._program
         place = int(np.flatnonzero(p.tasks["id"] == task)[0])
         record = p.tasks[place : place + 1].copy()
@@ -263,12 +266,12 @@ class CudaVM:
         try:
             for name, memory in kept.items():
                 self._launch[name] = memory.address
-            self._grid = 1
+            self._grid, self._single = 1, True
             self.enqueue(steps, variables, spin_timeout_s)
             self._running = True
             self.wait()
         finally:
-            self._launch[:], self._grid = whole, self._s.n_queues
+            self._launch[:], self._grid, self._single = whole, self._s.n_queues, False
 
     def tokens(self, steps: int) -> npt.NDArray[np.int32]:
         """[steps, sequences]: the ids of the first steps of the last launch, from the ring."""

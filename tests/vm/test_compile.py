@@ -27,7 +27,9 @@ MODEL = "smollm2-135m"
 def schedule(
     model: str = MODEL, mode: Mode = "fast", purpose: Purpose = "decode", batch: int = 1, chunk: int = 1, handoff: Handoff = "auto"
 ) -> Schedule:  # fmt: skip
-    return lower(GRAPH_SHAPES[model], ScheduleConfig(handoff=handoff), Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), mode)
+    return lower(
+        GRAPH_SHAPES[model], ScheduleConfig(handoff=handoff), Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), mode
+    )
 
 
 def smem(arch: str) -> int:
