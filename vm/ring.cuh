@@ -21,7 +21,7 @@ namespace amk {
 
 constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kSlotBytes = kSlotUnits * kUnitBytes;
 constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightMid = AMK_FLIGHT_MID, kInFlightLow = AMK_FLIGHT_LOW;
-static_assert(kInFlightHigh <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
+static_assert(kInFlightHigh <= kSlots && kInFlightMid <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 

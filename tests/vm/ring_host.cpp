@@ -1,6 +1,6 @@
 // vm/ring.cuh on the host: its own text, with the hardware primitives replaced, under a scheduler that picks the next agent at
 // random before every access to shared state.  Prints what happened, one event a line in the words of amk_bench/adversary/
-// ring_model.py, an empty line behind each run.  Arguments: runs, seed.  RING_TEXT, AMK_SLOTS, AMK_FLIGHT_HIGH, AMK_FLIGHT_LOW,
+// ring_model.py, an empty line behind each run.  Arguments: runs, seed.  RING_TEXT, AMK_SLOTS, AMK_FLIGHT_HIGH, AMK_FLIGHT_MID, AMK_FLIGHT_LOW,
 // RING_BULK, RING_TASK and RING_ABORT come from the command line of the compiler.
 #include <ucontext.h>
 

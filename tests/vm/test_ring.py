@@ -111,6 +111,7 @@ def runs_of(text: str, case: tuple[int, int, int, int, int], folder: Path) -> li
     sizes = {
         "AMK_SLOTS": slots,
         "AMK_FLIGHT_HIGH": high,
+        "AMK_FLIGHT_MID": low,  # the model has one cap for a ring that is not empty
         "AMK_FLIGHT_LOW": low,
         "RING_BULK": bulk,
         "RING_TASK": task,
@@ -144,7 +145,7 @@ SABOTAGE = [
     ("free_parity = 1", "free_parity = 0"),
     ("slot = 0, parity ^= 1", "slot = 0"),
     ("units < left ? units : left", "left"),
-    ("int32_t(waiting) > 0 ? kInFlightLow", "int32_t(waiting) > 0 ? kInFlightHigh"),
+    ("kInFlightLow : kInFlightMid", "kInFlightHigh : kInFlightHigh"),
 ]
 
 

@@ -53,6 +53,7 @@ def run(driver: Path, folder: Path, schedule: Any, seed: int) -> subprocess.Comp
 
 CASES = [
     ("decode", 1, 1, ScheduleConfig()),
+    ("decode", 1, 1, ScheduleConfig(handoff="tagged", attn_splits=2, tiles_per_queue=2)),
     ("decode", 2, 1, ScheduleConfig(dependencies="head", tiles_per_queue=2, fuse_combine=False)),
     ("logits", 1, 5, ScheduleConfig(attn_splits=2, placement="blocked")),
 ]
@@ -62,7 +63,9 @@ CASES = [
 def test_a_lowered_schedule_is_silent(
     purpose: Any, batch: int, chunk: int, config: ScheduleConfig, driver: Path, tmp_path: Path, tiny: Callable[..., Any]
 ) -> None:
-    schedule = lower(tiny(), config, Target.cpu(3), Geometry(purpose, batch, chunk, 60))
+    tagged = config.handoff == "tagged"
+    schedule = lower(tiny(), config, Target.cpu(3), Geometry(purpose, batch, chunk, 60), "fast" if tagged else "exact")
+    assert any(b.tagged for b in schedule.buffers) == tagged
     for seed in range(2):
         done = run(driver, tmp_path, schedule, seed)
         assert done.returncode == 0, done.stderr[:4000]

@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   setup.task_weight = {reinterpret_cast<const int64_t*>(weights.data()), weights.size() / 8};
   setup.tape = {tape.data(), int64_t(tape.size())};
   setup.kernels = amk::kernels_baseline();
+  for (const amk::BufferRow& b : amk::Tables(setup.tables).buffers)  // the fast plan stores weights in 16 bits
+    setup.tape_bf16 = setup.fast = setup.fast || (b.kind == amk::kWeight && b.bits == 16);
   amk::Program program(setup);
   for (size_t b = 0; b < program.tables().buffers.size(); ++b)  // no stop id, no token, greedy
     if (program.tables().buffers[b].kind == amk::kInput) {
