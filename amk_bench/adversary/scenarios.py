@@ -470,7 +470,7 @@ def duplicated_accumulate(rng: Rng) -> Json:
         unbounded_pools(s)
         copy["reads"] = [{**a, "buffer": extra["id"]} if a["buffer"] == t["params"]["h"] else a for a in t["reads"]]
         copy["writes"] = [{**a, "buffer": extra["id"]} for a in t["writes"]]
-        copy["params"] = {**t["params"], "h": extra["id"]}
+        copy["params"] = {k: extra["id"] if k in ("h", "out") else v for k, v in t["params"].items()}
     return s
 
 

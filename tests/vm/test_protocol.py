@@ -31,7 +31,8 @@ class Relay:
         self.w = self.b.buffer("L0.down", Kind.WEIGHT, "f32", (COLS, COLS), "weights")
 
     def task(self, queue: int, waits: Any, signals: Any) -> int:
-        p = {"x": self.x, "w": self.w, "h": self.h, "m": 1, "row0": 0, "row1": COLS, "k": COLS, "layer": 0}
+        p = {"x": self.x, "w": self.w, "h": self.h, "out": self.h, "m": 1, "row0": 0, "row1": COLS,
+             "k": COLS, "layer": 0, "packed": 0}  # fmt: skip
         return self.b.task("down_proj", queue, p, waits, signals)
 
     def packed(self) -> bytes:
@@ -212,7 +213,7 @@ def test_memory_that_does_not_fit_is_refused(unchecked: Any) -> None:
 )  # fmt: skip
 def test_parameters_outside_their_buffers_are_refused(name: str, value: int, message: str, unchecked: Any) -> None:
     r = Relay(1)
-    p = {"x": r.x, "w": r.w, "h": r.h, "m": 1, "row0": 0, "row1": COLS, "k": COLS, "layer": 0, name: value}
+    p = {"x": r.x, "w": r.w, "h": r.h, "out": r.h, "m": 1, "row0": 0, "row1": COLS, "k": COLS, "layer": 0, "packed": 0, name: value}
     r.b.task("down_proj", 0, p, [], [r.b.counter("c")])
     with pytest.raises(ValueError, match=message):
         unchecked(r.packed(), np.zeros(1, np.int64), np.zeros(4096, np.uint8), "f32")
