@@ -18,7 +18,7 @@ from pathlib import Path
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import check_certificate, validate
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.lower import Geometry, lower
+from amk_core.schedule.lower import Geometry, Mode, lower
 from amk_core.schedule.tables import pack
 from amk_core.targets import Target
 
@@ -30,6 +30,7 @@ CONFIGS = (
     ScheduleConfig(placement="blocked"), ScheduleConfig(placement="strided"), ScheduleConfig(fuse_qkv=False),
     ScheduleConfig(fuse_combine=False), ScheduleConfig(fuse_argmax=False), ScheduleConfig(attn_splits=1),
     ScheduleConfig(dependencies="head"), ScheduleConfig(embed_tiles=4), ScheduleConfig(sampler_queue=1),
+    ScheduleConfig(handoff="tagged"),  # lowered in mode fast, where it means something
 )  # fmt: skip
 GEOMETRIES = (
     Geometry("decode", context=CONTEXT),
@@ -105,7 +106,8 @@ def grid() -> Iterator[Lowering]:
 def judge(x: Lowering) -> Outcome:
     """Lower, validate and check the certificate of one schedule."""
     start = time.perf_counter()
-    s = lower(GRAPH_SHAPES[x.model], x.config, TARGETS[x.target], x.geometry)
+    mode: Mode = "fast" if x.config.handoff == "tagged" else "exact"
+    s = lower(GRAPH_SHAPES[x.model], x.config, TARGETS[x.target], x.geometry, mode)
     v = validate(s)
     wrong = ["no certificate"] if v.certificate is None else check_certificate(pack(s), v.certificate)
     failure = "" if v.accepted and not wrong else f"{x}: {str(v)[:MAX_MESSAGE]}; {'; '.join(wrong)[:MAX_MESSAGE]}"

@@ -43,6 +43,12 @@ def test_every_knob_is_accepted(config: ScheduleConfig) -> None:
     accepted("smollm2-135m", "a10g", config, GEOMETRIES[0])
 
 
+@pytest.mark.parametrize("target", ["cpu-2", "h200", "l4"])
+@pytest.mark.parametrize("model", MODELS)
+def test_tagged_decoding_is_accepted(model: str, target: str) -> None:
+    accepted(model, target, ScheduleConfig(handoff="tagged"), GEOMETRIES[0])
+
+
 def test_the_grid_has_the_promised_size_and_turns_every_knob() -> None:
     assert len(set(map(str, grid()))) == len(list(grid())) >= FULL_N
     assert len(set(CONFIGS)) >= FULL_CONFIGS
