@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from amk_bench.adversary.certificates import corrupt
 from amk_bench.adversary.mutations import OPERATORS
 from amk_bench.adversary.net import Json, Net, access, affine
 from amk_bench.adversary.regressions import REGRESSIONS
+from amk_bench.mutation import small
 from amk_bench.mutation.cpp import HEADER, Mutant, Schemata
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.reference import comparable
@@ -37,6 +39,11 @@ from amk_core.schedule.tables import pack, read_sections, table_hash, write_sect
 RULES = ("REF", "COUNT", "LIVE", "RACE", "TAG", "COVER", "FLOW", "RO", "STOP", "PROXY")  # bit k, as in validate.hpp
 CHUNK = 200  # mutants of one process
 SEED = 55
+# Limits of the checker in the program of mutants: small cases lie on both sides of them.
+LIMITS = {
+    "kDenseEntries": 60, "kExactValues": 12, "kExactSteps": 5, "kMaxLag": 4, "kMaxCells": 144, "kMaxSteps": 50, "kMaxUnroll": 60,
+    "kMaxRows": 3, "kMemo": 8,
+}  # fmt: skip
 # What is done to the tables under a certificate.
 CHANGES = (
     "drop_wait", "threshold_minus_one", "late_wait", "flip_epoch", "wrong_counter", "swap_in_queue", "drop_signal",
@@ -69,6 +76,19 @@ def _native() -> Path:
     return root / "amk_core" / "native"
 
 
+def with_limits(text: str) -> str:
+    """The checker's source with the limits of :data:`LIMITS`.
+
+    Raises:
+        ValueError: the source has no such limit.
+    """
+    for name, value in LIMITS.items():
+        text, found = re.subn(rf"(constexpr int64_t {name} = )[^;]+;", rf"\g<1>{value};", text)
+        if found != 1:
+            raise ValueError(f"checker.cpp declares {name} {found} times; once is required: correct LIMITS")
+    return text
+
+
 def build(what: str, folder: Path, jobs: int = 2) -> Program:
     """Plant all mutants of ``validator`` or ``checker`` and compile them with the runner."""
     native = _native()
@@ -76,13 +96,15 @@ def build(what: str, folder: Path, jobs: int = 2) -> Program:
     schemata = Schemata([native])
     mutated = sources(what)
     for name in mutated:
-        (folder / name).write_text(schemata.plant(native / name))
+        text = schemata.plant(native / name)
+        (folder / name).write_text(with_limits(text) if what == "checker" else text)
     files = [folder / name for name in mutated] + [native / "tables.cpp", Path(__file__).with_name("runner.cpp")]
     if what == "validator":
         files.append(native / "checker.cpp")
     flags = [
         "-std=c++20",
         "-O1",
+        "-D_GLIBCXX_ASSERTIONS",  # an index outside of its array is a crash
         "-Wno-narrowing",
         "-w",
         f"-DAMK_VALIDATOR={int(what == 'validator')}",
@@ -190,11 +212,11 @@ def _damages(tables: bytes, most: int) -> Iterator[tuple[bytes, bool]]:
 
 def _long(steps: int, most: int) -> Iterator[Schedule]:
     """Caches and rings whose steps and first positions are too many to be tried one by one."""
-    for mod in (None, 64):
+    for mod in (None, 8):
         for lag in (0, 1):
             for order in ("this step", "the step before", "both"):
                 n = Net(2, steps)
-                rows = 64 if mod else steps + most + 1
+                rows = 8 if mod else steps + most + 1
                 kv, c, free = n.buffer(1, rows=rows, kind="kv", lifetime="persistent", filled=True), n.counter(), n.counter()
                 n.extra["variables"] = {"p0": {"count": 1, "min": 0, "max": most}}
                 row = affine(1, base="p0[0]", mod=mod, add=lag)
@@ -206,7 +228,7 @@ def _long(steps: int, most: int) -> Iterator[Schedule]:
 
 def _far() -> Iterator[Schedule]:
     """A reader of rows that are written very many steps later (or never), ordered by every step or not at all."""
-    for steps, ahead in ((20_000, 17_000), (20_000, 25_000), (20_000, 16_384), (700, 600), (700, 800)):
+    for steps, ahead in ((12, 3), (12, 4), (12, 5), (12, 11), (12, 12), (40, 20), (5, 4), (6, 5)):
         for ordered in (True, False):
             n = Net(2, steps)
             x, c, back = n.buffer(1, rows=steps + ahead, lifetime="persistent", filled=True), n.counter(), n.counter()
@@ -345,9 +367,13 @@ def checker_cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
             words = case(pack(_nibbles(cut, second)), apart)
             if words is not None:
                 yield words
+    for tables, c in small.cases(seed):
+        words = case(tables, c)
+        if words is not None:
+            yield words
     sources = [("written out", s) for s in _written_out()]
     sources += [(name, Schedule.from_json(data)) for name, data in edges()]
-    sources += [("long", s) for steps, most in ((3, 2), (40, 300), (600, 3), (600, 300)) for s in _long(steps, most)]
+    sources += [("long", s) for steps, most in ((3, 2), (5, 11), (5, 12), (6, 3), (9, 40)) for s in _long(steps, most)]
     sources += [("long", s) for s in (*_far(), *_shared())]
     for index in range(per_class):
         for name in attack.CLASSES:

@@ -2,6 +2,7 @@
 // Arguments: corpus, first mutant, last mutant, stride.  Prints one line a mutant: its number and how it died, or "lives".
 //   verdict   another verdict, or other rules, than the corpus says
 //   proof     an accepted schedule whose certificate does not hold (validator only)
+//   limit     accepts what the code as written refuses beyond one of its limits, although it would hold (checker only)
 //   report    the same verdict, but other findings or another certificate than the code as written gives
 //   crash, hang
 // The corpus: int64 words; per case its length in words, what is expected, then the tables and, for the checker, a certificate.
@@ -42,6 +43,7 @@ struct Case {
   std::vector<int32_t> replay, row, row_queue, row_value;
   std::vector<int64_t> row_off;
   std::string report;  // of the code as written
+  bool limit = false;  // it holds, but the code as written refuses it
 
   std::string_view view() const { return {reinterpret_cast<const char*>(tables.data()), bytes}; }
 };
@@ -77,8 +79,8 @@ std::vector<Case> read_corpus(const char* path) {
   return out;
 }
 
-enum Death { kLives, kVerdict, kProof, kReport };
-constexpr const char* kNames[] = {"lives", "verdict", "proof", "report"};
+enum Death { kLives, kVerdict, kProof, kReport, kLimit };
+constexpr const char* kNames[] = {"lives", "verdict", "proof", "report", "limit"};
 
 #if AMK_VALIDATOR
 Death judge(Case& c, bool learn) {
@@ -130,7 +132,8 @@ Death judge(Case& c, bool learn) {
   } catch (const TableError& e) {
     text = e.what();
   }
-  if (text.empty() != (c.accept != 0)) return kVerdict;
+  if (learn && c.accept && !text.empty()) c.limit = true;  // stricter than it would have to be: that is its verdict
+  if (text.empty() != (c.accept != 0 && !c.limit)) return c.limit ? kLimit : kVerdict;
   if (learn)
     c.report = text;
   else if (c.report != text)

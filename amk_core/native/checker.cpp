@@ -22,7 +22,8 @@ constexpr int64_t kMaxLag = 1 << 14;         // distances in steps that are trie
 constexpr int64_t kMaxElement = int64_t{1} << 61;  // of a plain range
 constexpr int64_t kMaxSteps = int64_t{1} << 31;
 constexpr int64_t kMaxUnroll = 1 << 20;      // steps of written-out clocks
-constexpr int64_t kMaxRows = 1 << 16;        // rows of a range whose bytes are told apart; above, they are taken for one piece
+constexpr int64_t kMemo = 1 << 16;           // proofs remembered; a power of two
+constexpr int64_t kMaxRows = 1 << 16;        // rows of a range whose bytes are told apart; above, all between the first and the last is taken
 
 int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a - 1) / b + 1 : -(-a / b); }
 
@@ -190,12 +191,13 @@ class Checker {
     const bool first = j == 0 && (!z.unroll || i == 0);
     const int32_t before = at(q, j ? j - 1 : len_[q] - 1);
     const int64_t before_step = z.unroll && j == 0 ? i - 1 : i;
-    if (!first && z.row[before_step * n + before] == k) return;  // the same clock as the task before it
+    const int32_t past = first && z.unroll ? 0 : z.row[before_step * n + before];
+    if (!first && past == k) return;  // the same clock as the task before it
     const bool one_wait = t.wait_off[b + 1] - t.wait_off[b] == 1;
     const int64_t w0 = t.wait_off[b];
-    const std::array<int64_t, 4> input{k, first ? -1 - z.row[before_step * n + before] : z.row[before_step * n + before], one_wait ? t.wait_counter[w0] : -1,
+    const std::array<int64_t, 4> input{k, first ? -1 - past : past, one_wait ? t.wait_counter[w0] : -1,
                                        one_wait ? (i + t.wait_e[w0]) * t.counters[t.wait_counter[w0]] + t.wait_t[w0] : 0};
-    auto& known = proved_[(k * 31 + (one_wait ? t.wait_counter[w0] : 0)) & (proved_.size() - 1)];
+    auto& known = proved_[(k * 31 + (one_wait ? t.wait_counter[w0] : 0)) & (kMemo - 1)];
     if (one_wait && known == input) return;  // proved for another queue, with its own entry
     open_.clear();
     for (int64_t x = z.row_off[k]; x < z.row_off[k + 1]; ++x) {
@@ -222,7 +224,7 @@ class Checker {
       if (z.row_queue[x] != q) return error("certificate: the clock of task " + num(b) + " for queue " + num(z.row_queue[x]) + " does not follow");
   }
   std::vector<int64_t> open_;  // entries of a row that are still to be proved
-  std::vector<std::array<int64_t, 4>> proved_ = std::vector<std::array<int64_t, 4>>(1 << 16, {-1, 0, 0, 0});
+  std::vector<std::array<int64_t, 4>> proved_ = std::vector<std::array<int64_t, 4>>(kMemo, {-1, 0, 0, 0});
 
   // The rule itself: fewer than `need` of the counter's signals can be there while queue r has not come to v.
   bool counted(int32_t c, int64_t need, int32_t r, int64_t v) const {
@@ -367,15 +369,12 @@ class Checker {
   }
   // f(values) for every value of the given variables until it returns true; -1: too many
   template <class F>
-  int any_value(std::vector<int64_t> vars, F f) const {
-    std::sort(vars.begin(), vars.end());
-    vars.erase(std::unique(vars.begin(), vars.end()), vars.end());
+  int any_value(std::initializer_list<int64_t> vars, F f) const {
     std::map<int64_t, int64_t> v;
     Wide count = 1;
     for (int64_t x : vars)
-      if (x >= 0) {
+      if (x >= 0 && v.emplace(x, t.variables[x].min).second) {
         count *= std::max<Wide>(1, Wide(t.variables[x].max) - t.variables[x].min + 1);
-        v[x] = t.variables[x].min;
         if (count > kExactValues) return -1;
       }
     for (;;) {
@@ -432,7 +431,7 @@ class Checker {
     if (r.lo >= r.hi || c.lo >= c.hi) return out;
     auto add = [&](Wide first, Wide last) { out.push_back({b.offset + first / 8, b.offset + (last + 7) / 8}); };
     if ((c.lo <= 0 && c.hi >= b.cols) || r.hi - r.lo > kMaxRows)
-      add(r.lo * b.cols * b.bits, r.hi * b.cols * b.bits);
+      add((r.lo * b.cols + c.lo) * b.bits, ((r.hi - 1) * b.cols + c.hi) * b.bits);
     else
       for (Wide row = r.lo; row < r.hi; ++row) add((row * b.cols + c.lo) * b.bits, (row * b.cols + c.hi) * b.bits);
     return out;
@@ -506,7 +505,6 @@ class Checker {
         if (t.buffers[x.buffer].tagged && x.write) tag_writers[x.buffer].push_back(x);
         if (t.buffers[x.buffer].tagged && (x.write || t.acc_flags[a] & kPrevEpoch)) continue;
         if (!x.rows.moves && !x.cols.moves && (!x.rows.a.length || !x.cols.a.length)) continue;
-        if (x.rows.moves) x.row_class = classes.try_emplace(x.rows.key(), int32_t(classes.size())).first->second;
         by_buffer[x.buffer].push_back(x);
       }
     // buffers that share bytes, by their declared extent
