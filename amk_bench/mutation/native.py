@@ -41,7 +41,7 @@ CHUNK = 200  # mutants of one process
 SEED = 55
 # Limits of the checker in the program of mutants: small cases lie on both sides of them.
 LIMITS = {
-    "kDenseEntries": 60, "kExactValues": 12, "kExactSteps": 5, "kMaxLag": 4, "kMaxCells": 144, "kMaxSteps": 50, "kMaxUnroll": 60,
+    "kDenseEntries": 40, "kExactValues": 12, "kExactSteps": 5, "kMaxLag": 4, "kMaxCells": 144, "kMaxSteps": 50, "kMaxUnroll": 60,
     "kMaxRows": 3, "kMemo": 8,
 }  # fmt: skip
 # What is done to the tables under a certificate.

@@ -1,4 +1,4 @@
-"""Small random tables and certificates for the mutants of the checker: few tasks, ranges of every kind, orders from every distance on.
+"""Small random tables and certificates for the mutants of the checker: few tasks, ranges of every kind, any distance.
 
 The clocks depend on waits and signals alone, so any accesses can be put on the tasks of a net and be judged under its certificate.
 """
@@ -59,7 +59,8 @@ def written_out(c: Certificate, lengths: list[int], unroll: int) -> Certificate:
             for x in range(off[row[b]], off[row[b] + 1]):
                 length = lengths[queue[x]]
                 if (v := i * length + value[x]) > 0:
-                    queues.append(queue[x]), values.append(min(v, unroll * length))
+                    queues.append(queue[x])
+                    values.append(min(v, unroll * length))
             offs.append(len(queues))
     rows = np.arange(unroll * c.n_tasks, dtype=np.int32)
     return dataclasses.replace(
@@ -69,11 +70,15 @@ def written_out(c: Certificate, lengths: list[int], unroll: int) -> Certificate:
 
 
 def _range(rng: Rng, top: int, moving: float) -> Range:
-    """Plain, moving, modular, of a length that changes or depends on a variable, empty: ``top`` is the size it should fit, or nearly."""
+    """Plain, moving, modular, of a length that changes or depends on a variable, empty: it fits into ``top``, or nearly."""
     if rng.random() > moving:
         lo = rng.randint(0, top - 1)
         return [lo, max(lo, rng.randint(lo, top + (rng.random() < 0.1)))] if rng.random() < 0.9 else [0, top]
-    start: Json = {"stride": rng.choice((0, 0, 1, 1, 1, 2, -1)), "mod": rng.choice((None, None, None, 1, 2, 3, 5)), "add": rng.randint(-1, top)}
+    start: Json = {
+        "stride": rng.choice((0, 0, 1, 1, 1, 2, -1)),
+        "mod": rng.choice((None, None, None, 1, 2, 3, 5)),
+        "add": rng.randint(-1, top),
+    }
     if rng.random() < 0.25:
         start["base"] = rng.choice(("p[0]", "p[1]", "w[0]"))
     length: Any = rng.choice((0, 1, 1, 1, 1, 2, 2, 3, top))
@@ -100,14 +105,19 @@ def _buffers(rng: Rng, n: Net) -> list[tuple[int, int, int]]:
         if kind > 0.96:
             n.pool("other", None)
         offset = rng.choice((0, 4, 7, 8, 9, 10, 12, 14, 15, 16, 20, 24))
-        second = n.buffer(cols, rows, dtype=rng.choice(DTYPES), lifetime="persistent", offset=offset, pool="other" if kind > 0.96 else pool)
+        second = n.buffer(
+            cols, rows, dtype=rng.choice(DTYPES), lifetime="persistent", offset=offset, pool="other" if kind > 0.96 else pool
+        )
         out.append((second, rows, cols))
     return out
 
 
 def with_accesses(rng: Rng, n: Net) -> Schedule:
     """The net with accesses of a few tasks put on it at random."""
-    n.extra["variables"] = {"p": {"count": 2, "min": 0, "max": rng.choice((1, 2))}, "w": {"count": 1, "min": rng.choice((0, 1)), "max": rng.choice((6, 9))}}
+    n.extra["variables"] = {
+        "p": {"count": 2, "min": 0, "max": rng.choice((1, 2))},
+        "w": {"count": 1, "min": rng.choice((0, 1)), "max": rng.choice((6, 9))},
+    }
     buffers = _buffers(rng, n)
     s = n.json()
     moving = rng.choice((0.0, 0.3, 0.6, 0.8))
@@ -147,14 +157,55 @@ def geometry(rng: Rng, count: int) -> Iterator[Case]:
         yield pack(s), c if rng.random() < 0.8 else written_out(c, lengths, steps + rng.choice((0, 0, 1)))
 
 
-def _one_more(rng: Rng, c: Certificate, queues: int) -> Certificate:
-    """A clock with an entry that it did not have, or had with another value."""
-    rows = [dict(zip(c.row_queue[a:b].tolist(), c.row_value[a:b].tolist(), strict=True)) for a, b in itertools.pairwise(c.row_off.tolist())]
-    rows[rng.randrange(len(rows))][rng.randrange(queues)] = rng.randint(-3, 3)
+def unshared(c: Certificate, own: dict[int, tuple[int, int]] | None = None) -> Certificate:
+    """Periodic clocks with a row for each task, which may hold an entry of the task's own queue: (queue, value), to be ignored."""
+    rows = []
+    for b, k in enumerate(c.row.tolist()):
+        entries = slice(int(c.row_off[k]), int(c.row_off[k + 1]))
+        rows.append(dict(zip(c.row_queue[entries].tolist(), c.row_value[entries].tolist(), strict=True)))
+        if own is not None:
+            rows[-1][own[b][0]] = own[b][1]
+    return _of_rows(dataclasses.replace(c, row=np.arange(c.n_tasks, dtype=np.int32)), rows)
+
+
+def _of_rows(c: Certificate, rows: list[dict[int, int]]) -> Certificate:
     off = np.cumsum([0, *(len(r) for r in rows)], dtype=np.int64)
     flat = [entry for r in rows for entry in sorted(r.items())]
     queue, value = (np.array([e[k] for e in flat], np.int32) for k in (0, 1))
     return dataclasses.replace(c, row_off=off, row_queue=queue, row_value=value)
+
+
+def _rows(c: Certificate) -> list[dict[int, int]]:
+    ends = itertools.pairwise(c.row_off.tolist())
+    return [dict(zip(c.row_queue[a:b].tolist(), c.row_value[a:b].tolist(), strict=True)) for a, b in ends]
+
+
+def _one_less(rng: Rng, c: Certificate) -> Certificate:
+    """One or two entries gone."""
+    rows = _rows(c)
+    for r in rng.sample(rows, min(2, len(rows))):
+        if r and rng.random() < 0.7:
+            del r[rng.choice(list(r))]
+    return _of_rows(c, rows)
+
+
+def _shuffled(rng: Rng, c: Certificate) -> Certificate:
+    """The rows under other numbers, and one instance with the clock of another."""
+    rows, row = _rows(c), c.row.copy()
+    a, b = rng.randrange(row.size), rng.randrange(row.size)
+    row[a] = row[b]
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    return _of_rows(
+        dataclasses.replace(c, row=np.array([order.index(k) for k in row.tolist()], np.int32)), [rows[k] for k in order]
+    )
+
+
+def _one_more(rng: Rng, c: Certificate, queues: int) -> Certificate:
+    """A clock with an entry that it did not have, or had with another value."""
+    rows = _rows(c)
+    rows[rng.randrange(len(rows))][rng.randrange(queues)] = rng.randint(-3, 3)
+    return _of_rows(c, rows)
 
 
 def counters(rng: Rng, count: int) -> Iterator[Case]:
@@ -182,21 +233,74 @@ def counters(rng: Rng, count: int) -> Iterator[Case]:
         if c is None:
             continue
         lengths = [len(q) for q in s["queues"]]
-        for given in (c, written_out(c, lengths, s["steps"] + rng.choice((0, 1)))):
+        own = {b: (q, lengths[q]) for q, ids in enumerate(s["queues"]) for b in ids}
+        for given in (c, written_out(c, lengths, s["steps"] + rng.choice((0, 1))), unshared(c), unshared(c, own)):
             tables = pack(schedule)
             yield tables, given
             for x in range(given.row_value.size):
-                for value in {*(given.row_value[x] + d for d in (1, -1, 2)), rng.randint(-4, 4)}:
+                for value in {*(given.row_value[x] + d for d in (1, -1, 2)), rng.randint(-4, 4), 1 - 2**31}:
                     changed = given.row_value.copy()
                     changed[x] = value
                     yield tables, dataclasses.replace(given, row_value=changed)
             yield from ((tables, _one_more(rng, given, queues)) for _ in range(4))
+            yield from ((tables, _one_less(rng, given)) for _ in range(8))
+            yield from ((tables, _shuffled(rng, given)) for _ in range(8))
         for task in s["tasks"]:
             for wait in task["waits"]:
                 wait[1] -= 1
                 if wait[1] > 0:
                     yield pack(Schedule.from_json(s)), c
                 wait[1] += 1
+
+
+def twins(rng: Rng, count: int) -> Iterator[Case]:
+    """Two queues whose tasks have like waits, and one clock for several of them that follows for some only."""
+    for _ in range(count):
+        n = Net(4, 2)
+        c, d = n.counter(), n.counter()
+        for queue, counter in ((2, c), (3, d)):
+            for _ in range(rng.randint(1, 2)):
+                n.task(queue, signals=[(counter, 1)])
+            n.task(queue, signals=[(counter, 1)])
+        top = {k: sum(a for t in n.tasks for x, a in t["signals"] if x == k) for k in (c, d)}
+        kinds = [(k, rng.randint(1, top[k]), rng.choice((0, 0, -1))) for k in (c, c, d)]
+        first = len(n.tasks)
+        for queue in (0, 1):
+            for _ in range(rng.randint(1, 3)):
+                n.task(queue, waits=rng.sample(kinds, rng.choice((0, 1, 1, 1, 2))))
+        s = Schedule.from_json(n.json())
+        certificate = validate(s, witness=False).certificate
+        if certificate is None:
+            continue
+        lengths, tables = [len(q) for q in n.queues], pack(s)
+        for given in (certificate, written_out(certificate, lengths, 2)):
+            for _ in range(10):
+                row = given.row.copy()
+                a, b = (rng.choice(q) for q in n.queues[:2])
+                if rng.random() < 0.5:
+                    a, b = b, a
+                copies = row.size // len(n.tasks)
+                row[a + rng.randrange(copies) * len(n.tasks)] = row[b + rng.randrange(copies) * len(n.tasks)]
+                if rng.random() < 0.5:
+                    row[rng.randrange(first, len(n.tasks))] = row[rng.randrange(first, len(n.tasks))]
+                yield tables, _shuffled(rng, dataclasses.replace(given, row=row))
+
+
+def _without_bound() -> Iterator[Case]:
+    """A producer that knows nothing of a queue, beside amounts so large that minus infinity as a number is below the threshold."""
+    n = Net(4)
+    go, c = n.counter(), n.counter()
+    n.task(2, signals=[(go, 1)]), n.task(2)
+    n.task(0, signals=[(c, 1)])
+    n.task(1, waits=[(go, 1)], signals=[(c, 2**30 + 9)])
+    n.task(3, waits=[(c, 2**30 + 10)])
+    s = Schedule.from_json(n.json())
+    given = validate(s, witness=False).certificate
+    if given is not None:
+        rows = _rows(unshared(given))
+        for value in (1, 0, -1, -2):
+            rows[4][2] = value
+            yield pack(s), _of_rows(unshared(given), rows)
 
 
 def borders() -> Iterator[Case]:
@@ -213,7 +317,7 @@ def borders() -> Iterator[Case]:
     for rows, cols in ((12, 12), (13, 12), (12, 13), (11, 13), (13, 11), (6, 24), (7, 24)):
         n = Net(1)
         x = n.buffer(cols, rows)
-        writes = [access(x, (k, min(k + 1, cols)), (k, min(k + 1, rows))) for k in range(0, min(rows, cols) - 1)]
+        writes = [access(x, (k, min(k + 1, cols)), (k, min(k + 1, rows))) for k in range(min(rows, cols) - 1)]
         writes += [access(x, (k, k + 1), (0, 1)) for k in range(min(rows, cols) - 1, cols - 1)]
         writes += [access(x, (0, 1), (k, k + 1)) for k in range(min(rows, cols) - 1, rows - 1)]
         n.task(0, [], writes)
@@ -223,9 +327,11 @@ def borders() -> Iterator[Case]:
             yield pack(s), c
 
 
-def cases(seed: int, pairs: int = 6000, nets: int = 150) -> Iterator[Case]:
+def cases(seed: int, pairs: int = 5000, nets: int = 50) -> Iterator[Case]:
     """All of them."""
     rng = random.Random(f"{seed}/small")
     yield from borders()
+    yield from _without_bound()
     yield from counters(rng, nets)
+    yield from twins(rng, 2 * nets)
     yield from geometry(rng, pairs)

@@ -244,13 +244,13 @@ class Checker {
   // Periodic, all have to be within a step of v as well (`all`).
   struct Reach {
     const int32_t *most = nullptr, *least = nullptr, *all = nullptr;                // rows, null: nobody
-    int32_t queue = -1, most_own = 0, least_own = 0, all_own = 0;                   // what replaces the entry of this queue
+    int32_t queue = -1, most_own = 0, all_own = 0;                  // what replaces the entry of this queue
   };
   bool follows(const Reach& reach, int32_t r, int64_t v, int32_t e) const {
     if (!reach.most) return false;
     auto entry = [&](const int32_t* row, int32_t own) { return r == reach.queue ? own : row[r]; };
     if (!z.unroll && e) v += len_[r];
-    if (v > entry(reach.most, reach.most_own) || (reach.least && v > entry(reach.least, reach.least_own))) return false;
+    if (v > entry(reach.most, reach.most_own) || (reach.least && v > reach.least[r])) return false;
     const int32_t lowest = entry(reach.all, reach.all_own);
     return z.unroll || (lowest != kNone && v - len_[r] <= lowest);
   }
@@ -327,9 +327,8 @@ class Checker {
     }
     const int64_t k = std::upper_bound(o.sum.begin(), o.sum.end(), threshold) - o.sum.begin();
     if (!o.grows || k == 0) return {};
-    auto own = [&](int64_t p) { return pos_[o.task[p]] + 1; };
-    const bool last = k == int64_t(o.task.size());
-    return {row_at(o.task[k - 1]), last ? nullptr : row_at(o.task[k]), row_at(o.task[0]), o.queue, own(k - 1), last ? 0 : own(k), own(0)};
+    auto own = [&](int64_t p) { return pos_[o.task[p]] + 1; };  // clocks grow: what the last of them has, all others have
+    return {row_at(o.task[k - 1]), nullptr, row_at(o.task[0]), o.queue, own(k - 1), own(0)};
   }
 
   // a of step i is certainly over when b of step i + k starts (written out: for one i, else for all)
