@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from amk_bench.adversary.net import Json, Net, access, affine
+from amk_bench.mutation import edges_values
 
 ONE, ALL = (0, 1), (0, 2)
 
 
 def _tagged(n: Net, cols: int = 1, rows: int = 1, **extra: object) -> int:
     return n.buffer(cols, rows, **{"dtype": "tag64", "lifetime": "persistent", "tagged": True} | extra)  # type: ignore[arg-type]
+
+
+def _late(row: int) -> Json:
+    """A range that is empty in step 0 and holds one row in step 1."""
+    return {"start": {"add": row}, "length": {"stride": 1}}
 
 
 def _references() -> list[Json]:
@@ -57,6 +63,29 @@ def _references() -> list[Json]:
         c = n.counter()
         n.task(0, signals=[(c, amount)])
         n.task(1, waits=[(c, t, e)])
+        out.append(n.json())
+    for amounts, thresholds in (((0,), ()), ((2, -1), (1,)), ((2, -1), ()), ((1,), ()), ((1, 1), (2,))):
+        n = Net(1)
+        c = n.counter()
+        n.task(0, signals=[(c, w) for w in amounts])
+        n.task(0, waits=[(c, t) for t in thresholds])
+        out.append(n.json())
+    for e in (-1, 0):
+        n = Net(1, 3)
+        c = n.counter()
+        n.task(0, signals=[(c, 1)])
+        n.task(0, waits=[(c, 1, e)])
+        out.append(n.json())
+    n = Net(1)  # a count that is wrong in front of a range that is wrong
+    n.task(0, [access(n.buffer(1, lifetime="persistent", filled=True), (0, 2))], signals=[(n.counter(), 0)])
+    out.append(n.json())
+    for size in (-1, 0, 1, None):
+        n = simple()
+        n.pool("small", size)
+        out.append(n.json())
+    for offset in (-1, 0, 1):
+        n = Net(1)
+        n.task(0, [], [access(n.buffer(2, dtype="i8", offset=offset), ONE)])
         out.append(n.json())
     for lo, hi in ((0, 2), (0, 3), (-1, 1), (2, 2), (2, 1), (3, 3), (0, 0)):
         for rows in (False, True):
@@ -108,6 +137,49 @@ def _tags() -> list[Json]:
         elif how == "other column":
             n.task(0, [], [access(x, (1, 2))])
         n.task(0, [access(x, ONE)])
+        out.append(n.json())
+    for rows in ((0, 0), ONE, (1, 2), ALL):  # two writers take turns; some of their tags are read, some maybe
+        for maybe_rows in ((0, 0), ONE, ALL):
+            n = Net(3, 2)
+            x, c = _tagged(n, 1, 2), n.counter()
+            n.task(0, [], [access(x, ONE, affine(1, mod=2))], [(c, 1, -1)])
+            n.task(1, [], [access(x, ONE, affine(1, mod=2, add=1))], [(c, 1, -1)])
+            n.task(2, [access(x, ONE, rows), access(x, ONE, maybe_rows, maybe=True)], [], [], [(c, 1)])
+            out.append(n.json())
+    for ordered in (False, True):  # a row of two gets its second tag, which nobody reads, on another queue
+        n = Net(2, 2)
+        x, c = _tagged(n, 1, 2), n.counter()
+        n.task(0, [], [access(x, ONE, affine(1))], [], [(c, 1)])
+        n.task(1, [], [access(x, ONE, _late(0))], [(c, 1, -1)] if ordered else [])
+        out.append(n.json())
+    n = Net(2, 2)  # a reader that may read in the second step only
+    x = _tagged(n)
+    n.task(0, [], [access(x, ONE)])
+    n.task(1, [access(x, ONE, _late(0), maybe=True)])
+    out.append(n.json())
+    for both in (False, True):  # readers of two tags on two queues
+        n = Net(3, 2)
+        x, c, d = _tagged(n), n.counter(), n.counter()
+        n.task(0, [], [access(x, ONE)], [(c, 1, -1), *([(d, 1, -1)] if both else [])])
+        n.task(1, [access(x, ONE)], [], [], [(c, 1)])
+        n.task(2, [access(x, ONE)], [], [], [(d, 1)])
+        out.append(n.json())
+    for maybe in (False, True):  # read in front of the writer
+        n = Net(1)
+        x = _tagged(n)
+        n.task(0, [access(x, ONE, **({"maybe": True} if maybe else {}))])
+        n.task(0, [], [access(x, ONE)])
+        out.append(n.json())
+    for late in (False, True):  # the reader meets the writer behind it in the second step only
+        n = Net(1, 2)
+        x = _tagged(n, 1, 2, filled=True)
+        n.task(0, [access(x, ONE, _late(0) if late else (0, 0))])
+        n.task(0, [], [access(x, ONE)])
+        out.append(n.json())
+    for reader in (False, True):  # a task that reads the tag it writes
+        n = Net(1)
+        x = _tagged(n)
+        n.task(0, [access(x, ONE, maybe=True)] if reader else [], [access(x, ONE)])
         out.append(n.json())
     for behind in (False, True):  # a dead end in front of the writer that would overtake
         n = Net(3, 1)
@@ -178,6 +250,21 @@ def _stop() -> list[Json]:
     n.task(1, signals=[(d, 1)])
     n.extra["stop"] = {"buffer": stop, "task": sampler}
     out.append(n.json())
+    for first, waits in ((True, []), (True, [-1]), (False, [])):  # a queue that decides, and then waits for ever, or never decides
+        for alone in (False, True):
+            n = Net(4, 2)
+            stop, c, d, s = n.buffer(1, rows=2, lifetime="host"), n.counter(), n.counter(), n.counter()
+            sampler = n.task(0, [], [access(stop, ONE, affine(1))], [], [(s, 1)])
+            n.task(3, waits=[(s, 1, -1)], signals=[(c, 1)])
+            if not first:
+                n.task(1)
+            n.task(1, waits=[(c, 1), *((s, 1, e) for e in waits)] if first else [(d, 1)])
+            if not alone:
+                n.task(1)
+            n.task(2, waits=[(d, 1)])
+            n.task(2, signals=[(d, 1), (c, 1)])
+            n.extra["stop"] = {"buffer": stop, "task": sampler}
+            out.append(n.json())
     n = Net(1, 1)
     n.extra["stop"] = {"buffer": n.buffer(1, lifetime="host"), "task": n.task(0)}
     out.append(n.json())
@@ -204,6 +291,32 @@ def _live() -> list[Json]:
                 n.task(1, [], [access(x, (1, 2))], [(d, 1, -1)] if back else [], [(c, 2)])
                 n.task(2, [access(x, ALL)], [], [(c, threshold, e)], [(d, 1)])
                 out.append(n.json())
+    for stuck in (False, True):  # half of a counter never comes: what is awaited of it comes from the other half
+        for threshold in (1, 2):
+            n = Net(4)
+            x, c, d, e = n.buffer(1), n.counter(), n.counter(), n.counter()
+            n.task(0, [], [access(x, ONE)], [], [(d, 1)])
+            n.task(1, waits=[(d, 1)], signals=[(c, 1)])
+            n.task(2, [access(x, ONE)], [], [(c, threshold)])
+            n.task(3, waits=[(e, 1)] if stuck else [])
+            n.task(3, signals=[(c, 1), (e, 1)])
+            out.append(n.json())
+    for waits in (False, True):  # the second producer, known late, has not seen the writer
+        n = Net(4)
+        x, c, d = n.buffer(1), n.counter(), n.counter()
+        n.task(0, [], [access(x, ONE)], [], [(d, 1)])
+        n.task(1, waits=[(d, 1)], signals=[(c, 1)])
+        n.task(2, [access(x, ONE)], [], [(c, 1)])
+        n.task(3, waits=[(d, 1)] if waits else [], signals=[(c, 1)])
+        out.append(n.json())
+    for sizes in ((None,), (4, None), (4, 4), (4, 5), (0,)):
+        n = Net(2)
+        for k, size in enumerate(sizes):
+            n.pool(f"smem{k}", size, per_queue=True)
+        n.task(0)
+        n.task(1)
+        n.extra["target"] = {"sms": 2, "smem_bytes": 8, "arch": "sm_90"}
+        out.append(n.json())
     for bytes_, sms, queues in ((8, 2, 2), (9, 2, 2), (8, 1, 2), (None, 2, 2), (8, 2, 1)):
         n = Net(queues)
         n.pool("smem", bytes_, per_queue=True)
@@ -247,7 +360,7 @@ def _proxy() -> list[Json]:
     return out
 
 
-GROUPS: tuple[Callable[[], list[Json]], ...] = (_references, _tags, _cover, _stop, _live, _proxy)
+GROUPS: tuple[Callable[[], list[Json]], ...] = (_references, _tags, _cover, _stop, _live, _proxy, *edges_values.GROUPS)
 
 
 def edges() -> list[tuple[str, Json]]:

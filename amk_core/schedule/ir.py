@@ -388,8 +388,9 @@ class _Reader:
                 raise ScheduleFormatError(
                     f"{w}: count is {var.count}, required is at least 1, and {MAX_VARIABLES} over all variables"
                 )
+            first = sum(other.count for other in out)  # the table holds second names too, which are no index
             for i in range(var.count):
-                self.var_index[f"{name}[{i}]"] = len(self.var_index)
+                self.var_index[f"{name}[{i}]"] = first + i
             if var.count == 1:
                 self.var_index.setdefault(name, self.var_index[f"{name}[0]"])
             out.append(var)

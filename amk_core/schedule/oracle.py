@@ -63,6 +63,9 @@ def label(schedule: Schedule, tables: bytes | None = None, *, max_states: int = 
     if schedule.defects:
         rules.add("REF")
         notes = [*notes, schedule.defects[0]]
+    if any(p.bytes is not None and p.bytes < 0 for p in schedule.pools):  # tables say -1 for an unbounded one
+        rules.add("REF")
+        notes = [*notes, "pool of negative size"]
     problems = ops.problems(schedule) if (schedule.columns.task_op != 0).any() else []
     if problems:
         rules.add("REF")

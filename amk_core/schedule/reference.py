@@ -13,9 +13,10 @@ The native validator must give the same verdict and the same set of rules; ``tes
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from amk_core.schedule import ops
@@ -76,9 +77,9 @@ def _structure(s: Schedule) -> set[str]:
         rules.add("COUNT")
     if any(not 1 <= t <= total[k] for k, t in zip(c.wait_counter.tolist(), c.wait_t.tolist(), strict=True)):
         rules.add("COUNT")
-    if rules:
-        return rules
     if s.steps * s.n_tasks > MAX_INSTANCES:
+        if rules:
+            return rules
         raise TooLarge(f"{s.steps} steps of {s.n_tasks} tasks")
     for v in _assignments(s):
         for x in range(len(c.acc_buffer)):
@@ -180,7 +181,7 @@ class _Dynamic:
         self.fit()
         self.scenes = [self.scene(v) for v in _assignments(self.s)]
         self.tag_waits = self.wanted_tags()
-        runs = [self.greedy(t, tags=True) for t in range(1, self.steps + 1)]
+        runs = [self.greedy(t) for t in range(1, self.steps + 1)]
         live = all(len(run) == t * self.s.n_tasks for t, run in enumerate(runs, 1))
         if not live:
             self.found.add("LIVE")
@@ -192,6 +193,7 @@ class _Dynamic:
         feeds: set[tuple[int, int]] = set()
         for scene in self.scenes:
             self.readonly(scene)
+            scene = replace(scene, uses=[u for u in scene.uses if self.ran(u.instance)])
             self.races(scene)
             self.tags(scene)
             feeds |= self.data(scene)
@@ -204,12 +206,8 @@ class _Dynamic:
     def fit(self) -> None:
         if self.s.target is None:
             return
-        each = [p.bytes for p in self.s.pools if p.per_queue]
-        if (
-            self.s.n_queues > self.s.target.sms
-            or any(b is None for b in each)
-            or sum(b for b in each if b is not None) > self.s.target.smem_bytes
-        ):
+        smem = sum(math.inf if p.bytes is None else p.bytes for p in self.s.pools if p.per_queue)
+        if self.s.n_queues > self.s.target.sms or smem > self.s.target.smem_bytes:
             self.found.add("FIT")
 
     # -- bytes
@@ -217,7 +215,7 @@ class _Dynamic:
         """(pool instance, first byte, end byte) of each row, sub-byte elements rounded outward."""
         b, (r0, r1, c0, c1) = self.s.buffers[buffer], plane
         each = next(p.per_queue for p in self.s.pools if p.id == b.pool)
-        bits, where = DTYPE_BITS[b.dtype], (b.pool, queue if each else -1)
+        bits, where = DTYPE_BITS[b.dtype], (b.pool, queue * each)
         if c0 >= c1:
             return []
         rows = [((r * b.cols + c0) * bits, (r * b.cols + c1) * bits) for r in range(r0, r1)]
@@ -275,7 +273,7 @@ class _Dynamic:
         pairs = list(zip(c.sig_counter.tolist(), c.sig_amount.tolist(), strict=True))
         return [pairs[off[b] : off[b + 1]] for b in self.task]
 
-    def greedy(self, steps: int, tags: bool) -> list[int]:
+    def greedy(self, steps: int) -> list[int]:
         """The instances of a launch of so many steps in an order in which they can run; as many as can."""
         count, head, order = [0] * len(self.total), [0] * len(self.queues), list[int]()
         done: set[int] = set()
@@ -285,7 +283,7 @@ class _Dynamic:
             for q, n in enumerate(self.length):
                 while head[q] < n * steps:
                     k = self.base[q] + head[q]
-                    if any(count[c] < need for c, need, _ in self.needs[k]) or (tags and not self.tag_waits[k] <= done):
+                    if any(count[c] < need for c, need, _ in self.needs[k]) or not self.tag_waits[k] <= done:
                         break
                     for c, w in self.gives[k]:
                         count[c] += w
@@ -296,10 +294,9 @@ class _Dynamic:
         return order
 
     def clocks(self) -> None:
-        """``clock[k][r]``: the tasks that queue r has certainly completed when instance k starts; None: k never starts."""
-        done, self.clock = [0] * len(self.queues), list[list[int] | None]([None] * self.n)
-        run = self.greedy(self.steps, tags=False)
-        for k in run:
+        """``clock[k][r]``: the tasks that queue r has certainly completed when instance k starts; no entry: k never starts."""
+        done, self.clock = [0] * len(self.queues), dict[int, list[int]]()
+        for k in self.order:
             self.clock[k] = list(done)
             done[self.queue[k]] += 1
         producers: list[list[tuple[int, int]]] = [[] for _ in self.total]
@@ -310,49 +307,37 @@ class _Dynamic:
         changed = True
         while changed:
             changed = False
-            for k in run:
+            for k in self.order:
                 old = self.clock[k]
-                assert old is not None
                 new = [min(a, b) for a, b in zip(old, self.implied(k, self.needs[k]), strict=True)]
                 if new != old:
                     self.clock[k], changed = new, True
 
     def plus(self, k: int, r: int) -> int:
-        clock = self.clock[k]
-        if clock is None:  # it never runs, so it never signals: any claim about it is true
+        if not self.ran(k):  # it never signals, so any claim about it is true
             return 1 << 60
-        return self.pos[k] + 1 if r == self.queue[k] else clock[r]
+        return self.pos[k] + 1 if r == self.queue[k] else self.clock[k][r]
 
     def implied(self, k: int, waits: Sequence[tuple[int, int, int]]) -> list[int]:
         """What queue order and the given waits say about every queue when instance k starts."""
-        out = [0] * len(self.queues)
-        out[self.queue[k]] = self.pos[k]
-        for r in range(len(out)):
-            if r != self.queue[k]:
-                if self.pos[k]:
-                    out[r] = self.plus(k - 1, r)
-                for c, need, _ in waits:
-                    out[r] = max(out[r], self.threshold(c, need, r))
+        out = []
+        for r in range(len(self.queues)):
+            told = [self.threshold(c, need, r) for c, need, _ in waits]
+            out.append(max([self.plus(k - 1, r), *told] if self.pos[k] else told, default=0))
         return out
 
     def threshold(self, c: int, need: int, r: int) -> int:
         """The largest v such that producers that know less than v of queue r cannot reach ``need`` alone."""
-        low = 0
-        for known, w in sorted((self.plus(p, r), w) for p, w in self.producers[c]):
-            low += w
-            if low >= need:
-                return min(known, self.length[r] * self.steps)
-        return 0
+        known = sorted((self.plus(p, r), w) for p, w in self.producers[c])
+        reached = itertools.accumulate(w for _, w in known)
+        return next(v for (v, _), low in zip(known, reached, strict=True) if low >= need)
 
     def before(self, a: int, b: int) -> bool:
         """Instance a has certainly ended when b starts."""
-        if self.queue[a] == self.queue[b]:
-            return self.pos[a] < self.pos[b]
-        clock = self.clock[b]
-        return clock is not None and clock[self.queue[a]] >= self.pos[a] + 1
+        return self.clock[b][self.queue[a]] > self.pos[a]
 
     def ran(self, k: int) -> bool:
-        return self.clock[k] is not None
+        return k in self.clock
 
     # -- rules over accesses
     def tagged(self, u: _Use) -> bool:
@@ -373,7 +358,7 @@ class _Dynamic:
         return out
 
     def races(self, scene: _Scene) -> None:
-        plain = [u for u in scene.uses if not self.tagged(u) and self.ran(u.instance)]
+        plain = [u for u in scene.uses if not self.tagged(u)]
         for x, y in itertools.combinations(plain, 2):
             a, b = x.instance, y.instance
             if (x.write or y.write) and x.cells & y.cells and a != b and not self.before(a, b) and not self.before(b, a):
@@ -400,7 +385,7 @@ class _Dynamic:
         writer = [k for k in range(self.n) if self.task[k] == task]
         for k in range(self.n):
             i = self.step[k]
-            if i == 0 or self.pos[k] % self.length[self.queue[k]] or not self.ran(k - 1):
+            if i == 0 or self.pos[k] % self.length[self.queue[k]]:
                 continue
             w = writer[i - 1]
             knows = self.implied(k, [wait for wait in self.needs[k] if wait[2] == -1])
@@ -416,25 +401,21 @@ class _Dynamic:
             if not self.tagged(x):
                 continue
             for y in scene.uses:
-                if not x.cells & y.cells or x is y:
+                if not x.cells & y.cells:
                     continue
                 if x.buffer != y.buffer:
                     self.found.add("TAG")  # another name for tagged bytes
                 elif x.write and y.write and x.instance != y.instance and self.tag(x) == self.tag(y):
                     self.found.add("TAG")  # two writers of one tag
-                elif y.write and not x.write and self.tag(y) > self.tag(x) and self.overtaken(x.instance, y.instance):
-                    self.found.add("TAG")
+                elif y.write and not x.write and self.tag(y) > self.tag(x) and not self.before(x.instance, y.instance):
+                    self.found.add("TAG")  # the next writer may start before a reader has ended
         for cell in range(scene.n_cells):
             writers = {self.tag(u): u for u in scene.uses if u.write and self.tagged(u) and u.cells >> cell & 1}
-            reads = {self.tag(u) for u in scene.uses if not u.write and not u.maybe and self.tagged(u) and u.cells >> cell & 1}
+            reads = {self.tag(u) for u in scene.uses if not u.write and not u.maybe and u.cells >> cell & 1}
             for now, later in itertools.pairwise(sorted(writers)):
                 a, b = writers[now].instance, writers[later].instance
-                if now not in reads and self.ran(b) and not self.before(a, b):
+                if now not in reads and not self.before(a, b):
                     self.found.add("TAG")
-
-    def overtaken(self, reader: int, writer: int) -> bool:
-        """The next writer of an address may start before its reader has ended."""
-        return self.ran(writer) and not self.before(reader, writer)
 
     def release(self) -> None:
         """Bulk stores are complete before anybody may follow."""
@@ -450,10 +431,10 @@ class _Dynamic:
     def data(self, scene: _Scene) -> set[tuple[int, int]]:
         """COVER, FLOW and the fence of PROXY; returns (writer, reader) pairs of tasks."""
         rank = {k: n for n, k in enumerate(self.order)}
-        writes = sorted((u for u in scene.uses if u.write and u.instance in rank), key=lambda u: rank[u.instance])
+        writes = sorted((u for u in scene.uses if u.write), key=lambda u: rank[u.instance])
         feeds: set[tuple[int, int]] = set()
         for r in scene.uses:
-            if r.write or r.instance not in rank:
+            if r.write:
                 continue
             buffer, i, task = self.s.buffers[r.buffer], self.step[r.instance], self.task[r.instance]
             per_step = buffer.lifetime == Lifetime.STEP
@@ -480,8 +461,8 @@ class _Dynamic:
                     if r.label >= 0 and (w.label != r.label or w.buffer != r.buffer):
                         self.found.add("FLOW")
                     rest &= ~w.cells
-            if r.label >= 0 and rest & ~initial and (r.maybe or not rest & ~initial & ~certain):
-                self.found.add("FLOW")
+            if r.label >= 0 and r.maybe and rest & ~initial:
+                self.found.add("FLOW")  # no value at all
         return feeds
 
     def outputs(self, scene: _Scene) -> None:
@@ -496,14 +477,13 @@ class _Dynamic:
                 written |= 0 if w.maybe else w.cells
             if scene.extent[b] & ~written:
                 self.found.add("COVER")
-            for steps in range(1, self.steps + 1):
+            for last in range(self.steps):
                 rest = scene.extent[b]
-                for w in reversed([w for w in writes if self.step[w.instance] < steps]):
+                for w in reversed([w for w in writes if self.step[w.instance] <= last]):
                     if rest & w.cells and w.buffer != b:
                         self.found.add("FLOW")
                     rest &= ~w.cells
-            mine = [w for w in writes if w.cells & scene.extent[b]]
-            for x, y in itertools.combinations(mine, 2):
+            for x, y in itertools.combinations(writes, 2):
                 again = x.cells & y.cells & scene.extent[b] and self.step[x.instance] != self.step[y.instance]
                 if buffer.lifetime == Lifetime.HOST and again and (x.moves or y.moves):
                     self.found.add("COVER")

@@ -190,6 +190,18 @@ def kv(first_row: int = 0, stride: int = 1, last: int = 1, steps: int = 50) -> J
     return n.json()
 
 
+@pytest.mark.parametrize(("name", "last"), [("a", 0), ("a[0]", 0), ("b[0]", 5), ("b[1]", 5), ("c", 3), ("d", 4)])
+def test_each_of_several_variables_has_its_own_range(name: str, last: int) -> None:
+    """The row that a variable names is inside a buffer of ``last + 1`` rows, and outside one that is a row shorter."""
+    bounds = {"a": (1, 0), "b": (2, 5), "c": (1, 3), "d": (1, 4)}
+    for rows in (last + 1, max(1, last)):
+        n = Net(1)
+        n.extra["variables"] = {v: {"count": count, "min": 0, "max": top} for v, (count, top) in bounds.items()}
+        n.task(0, [], [access(n.buffer(1, rows), (0, 1), affine(base=name))])
+        assert rules(n.json()) == ({"REF"} if rows <= last else set())
+        assert Schedule.from_json(n.json()).to_json()["tasks"] == n.json()["tasks"] or name in ("a", "c", "d")
+
+
 def test_cover_of_a_growing_cache_by_induction() -> None:
     assert rules(kv()) == set()
     assert rules(kv(steps=1)) == set()

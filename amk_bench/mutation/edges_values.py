@@ -1,0 +1,207 @@
+"""Small schedules at the borders of COVER, FLOW and PROXY: which value a read finds, and what the host finds at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from amk_bench.adversary.net import Json, Net, access, affine
+
+ONE, ALL = (0, 1), (0, 2)
+
+
+def _sources() -> list[Json]:
+    """What covers a read: the step before, initial rows that move, the first bytes of a pool, empty ranges of half a byte."""
+    out = []
+    for life in ("step", "persistent"):
+        n = Net(1, 2)  # read first, written behind: covered in step 1 where the bytes last
+        x = n.buffer(1, lifetime=life, filled=True)
+        n.task(0, [access(x, ONE)])
+        n.task(0, [], [access(x, ONE)])
+        out.append(n.json())
+    for stride, add, rows, row in ((1, 0, 2, 0), (1, 1, 2, 1), (1, 1, 3, 1), (1, 1, 3, 0), (1, 1, 3, 2), (-1, 0, 2, 0)):
+        n = Net(1)
+        x = n.buffer(1, rows, lifetime="persistent")
+        n.initial.append(access(x, ONE, affine(stride, add=add)))
+        n.task(0, [access(x, ONE, (row, row + 1))])
+        out.append(n.json())
+    for tagged in (False, True):  # nobody writes it
+        n = Net(1)
+        x = n.buffer(1, dtype="tag64", lifetime="persistent", tagged=tagged)
+        n.task(0, [access(x, ONE)])
+        out.append(n.json())
+    for name in ("a", "b[0]", "b[1]", "c"):  # the range of its own variable, of several
+        for rows in (3, 4):
+            n = Net(1)
+            n.extra["variables"] = {v: {"count": k, "min": 0, "max": top} for v, k, top in (("a", 1, 2), ("b", 2, 3), ("c", 1, 1))}
+            n.task(0, [], [access(n.buffer(1, rows), ONE, affine(base=name))])
+            out.append(n.json())
+    for lo, hi in ((1, 1), (1, 2), (2, 2)):
+        n = Net(1)
+        n.task(0, [access(n.buffer(4, dtype="i4"), (lo, hi))])
+        out.append(n.json())
+    return out
+
+
+def _bulk() -> list[Json]:
+    """Asynchronous reads behind nothing, behind one write of several, and asynchronous stores further down a queue."""
+    out = []
+    for writes in ((), (0,), (1,), (0, 1)):
+        for fences in ((), ("proxy.async",)):
+            n = Net(1)
+            x = n.buffer(2, filled=True)
+            for k in writes:
+                n.task(0, [], [access(x, (k, k + 1))])
+            n.task(0, [access(x, ONE, proxy="async")], fences=list(fences))
+            n.task(0)
+            out.append(n.json())
+    for followed in (False, True):  # the first task of another queue stores last
+        for signals in (False, True):
+            n = Net(2)
+            x, c = n.buffer(1), n.counter()
+            n.task(0)
+            n.task(1, [], [access(x, ONE, proxy="async")], [], [(c, 1)] if signals else [])
+            if followed:
+                n.task(1)
+            out.append(n.json())
+    for stuck in (False, True):  # a store behind another task, beside a queue that does not get to its end
+        n = Net(2)
+        x, c = n.buffer(1), n.counter()
+        n.task(0)
+        n.task(0, waits=[(c, 1)] if stuck else [], signals=[(c, 1)])
+        n.task(1)
+        n.task(1, [], [access(x, ONE, proxy="async")])
+        n.task(1)
+        out.append(n.json())
+    return out
+
+
+def _outputs() -> list[Json]:
+    """The output is the first in its pool, written maybe or never, read under another name, clobbered in one step only."""
+    out = []
+    for how in ("never", "maybe", "certainly"):
+        n = Net(1)
+        y = n.buffer(1, kind="output", lifetime="host")
+        n.task(0, [], [] if how == "never" else [access(y, ONE, **({"maybe": True} if how == "maybe" else {}))])
+        out.append(n.json())
+    for write in (False, True):
+        n = Net(1)
+        y = n.buffer(1, kind="output", lifetime="host")
+        z = n.buffer(1, lifetime="persistent", offset=0)
+        n.task(0, [], [access(y, ONE)])
+        n.task(0, *([], [access(z, ONE)]) if write else ([access(z, ONE)], []))
+        out.append(n.json())
+    for add, stride in ((1, -1), (0, 1), (0, 0)):  # in the first of two steps only, in the second only, never
+        n = Net(1, 2)
+        y = n.buffer(1, kind="output", lifetime="persistent")
+        z = n.buffer(1, lifetime="persistent", offset=0)
+        n.task(0, [], [access(y, ONE)])
+        n.task(0, [], [access(z, ONE, {"start": {}, "length": {"add": add, "stride": stride}})])
+        out.append(n.json())
+    for life in ("host", "persistent"):
+        for size, rows in (
+            (1, (ONE, affine(0))), (1, (affine(0),)), (1, (affine(1, mod=1),)), (1, (affine(-1, mod=1),)),
+            (2, (affine(1), affine(1))), (2, (ONE, affine(1, mod=2, add=1))), (2, (affine(1, mod=2, add=1), ONE)),
+        ):  # fmt: skip
+            n = Net(1, 2)
+            y = n.buffer(1, size, kind="output", lifetime=life)
+            for r in rows:
+                n.task(0, [], [access(y, ONE, r)])
+            out.append(n.json())
+    return out
+
+
+# ---- real operations on two columns: the embedding, the head, the combination of partial attention, the down projection
+class _Real(Net):
+    def real(self, op: str, params: Json, reads: list[Json], writes: list[Json]) -> int:
+        return self.task(0, reads, writes, op=op, params=params)
+
+    def embed(self, out: int, table: int, token: int) -> int:
+        p = {"token": token, "table": table, "out": out, "m": 1, "chunk": 1, "feed": 1, "col0": 0, "col1": 2, "vocab": 1,
+             "scale": 1.0}  # fmt: skip
+        reads = [access(token, affine(1)), access(table, ALL)]
+        return self.real("embed", p, reads, [access(out, ALL)])
+
+    def head(self, h: int, norm: int, w: int, logits: int, amax: int = -1) -> int:
+        p = {"h": h, "norm_w": norm, "w": w, "logits": logits, "amax": amax, "m": 1, "row0": 0, "row1": 2, "tile": 0, "ring": 0,
+             "hidden": 2, "layer": 0, "eps": 1e-5}  # fmt: skip
+        writes = [access(b, ALL) for b in (logits, amax) if b >= 0]
+        return self.real("lm_head", p, [access(h, ALL), access(norm, ALL), access(w, ALL, ALL)], writes)
+
+    def combine(self, part: int, out: int) -> int:
+        p = {"part": part, "out": out, "m": 1, "chunk": 1, "batch": 1, "ctx": 1, "seq": 0, "kv_head": 0, "n_heads": 1, "n_kv": 1,
+             "group": 1, "head_dim": 2, "splits": 1, "blocks": 1, "block": 1, "pos_var": 0, "layer": 0}  # fmt: skip
+        return self.real("attn_combine", p, [access(part, (0, 4), maybe=True)], [access(out, ALL)])
+
+
+def _model(steps: int = 1) -> tuple[_Real, dict[str, int]]:
+    n = _Real(1, steps)
+    given: dict[str, Any] = {"lifetime": "persistent", "filled": True}
+    b = {
+        "h": n.buffer(2),
+        "token": n.buffer(steps, kind="input", **given),
+        "table": n.buffer(2, kind="table", **given),
+        "norm": n.buffer(2, kind="weight", **given),
+        "w": n.buffer(2, 2, kind="weight", **given),
+    }
+    n.buffers[b["w"]]["name"] = "head"
+    return n, b
+
+
+def _real() -> list[Json]:
+    """The right value, no value, the right value under another name; results that reach an output, or nothing."""
+    out = []
+    for kind, life in (("activation", "step"), ("activation", "persistent"), ("output", "step"), ("token", "step"), ("kv", "step")):
+        for given in ("output", "none"):  # is there an output besides
+            n, b = _model()
+            n.embed(b["h"], b["table"], b["token"])
+            n.head(b["h"], b["norm"], b["w"], n.buffer(2, kind=kind, lifetime=life))
+            if given == "output":
+                n.task(0, [], [access(n.buffer(1, kind="output", lifetime="host"), ONE)])
+            out.append(n.json())
+    for used in (False, True):  # one result that stays, one that does not
+        n, b = _model()
+        n.embed(b["h"], b["table"], b["token"])
+        amax = n.buffer(2)
+        n.head(b["h"], b["norm"], b["w"], n.buffer(2, kind="output", lifetime="host"), amax)
+        if used:
+            n.task(0, [access(amax, ALL)])
+        out.append(n.json())
+    for source in ("alias", "opaque", "initial", "nothing"):
+        n, b = _model()
+        h = n.buffer(2, offset=n.buffers[b["h"]]["offset"], filled=source == "initial")
+        if source == "alias":
+            n.embed(h, b["table"], b["token"])
+        elif source == "opaque":
+            n.task(0, [], [access(b["h"], ALL)])
+        n.head(b["h"], b["norm"], b["w"], n.buffer(2, kind="output", lifetime="host"))
+        out.append(n.json())
+    for initial in ((0, 0), (0, 3), (0, 4)):
+        n = _Real(1)
+        n.extra["variables"] = {"p0": {"count": 1, "min": 0, "max": 0}}
+        part = n.buffer(4, lifetime="persistent")
+        n.initial.append(access(part, initial))
+        n.combine(part, n.buffer(2, kind="output", lifetime="host"))
+        out.append(n.json())
+    for front in (False, True):  # an output, and real operations behind a dead end
+        n, b = _model()
+        c = n.counter()
+        write = access(n.buffer(1, kind="output", lifetime="host"), ONE)
+        n.task(0, [], [write] if front else [])
+        n.task(0, waits=[(c, 1)], signals=[(c, 1)])
+        n.task(0, [], [] if front else [write])
+        n.embed(b["h"], b["table"], b["token"])
+        out.append(n.json())
+    for ring in (False, True):  # two that feed each other through bytes that last under another name only
+        n, b = _model(2)
+        c, d = n.buffer(2), n.buffer(2)
+        last = {"kind": "activation", "lifetime": "persistent", "filled": True}
+        first, second = (n.buffer(2, offset=n.buffers[x]["offset"], **last) for x in (c, d))  # type: ignore[arg-type]
+        n.embed(c, second if ring else b["table"], b["token"])
+        n.embed(d, first, b["token"])
+        n.task(0, [], [access(n.buffer(1, kind="output", lifetime="host"), ONE)])
+        out.append(n.json())
+    return out
+
+
+GROUPS: tuple[Callable[[], list[Json]], ...] = (_sources, _bulk, _outputs, _real)
