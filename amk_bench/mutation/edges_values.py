@@ -167,6 +167,11 @@ def _real() -> list[Json]:
         if used:
             n.task(0, [access(amax, ALL)])
         out.append(n.json())
+    for vocabulary in (1, 2):  # an operation that says less than it touches
+        n, b = _model()
+        n.embed(b["h"], b["table"], b["token"])
+        n.tasks[0]["params"]["vocab"] = vocabulary
+        out.append(n.json())
     for source in ("alias", "opaque", "initial", "nothing"):
         n, b = _model()
         h = n.buffer(2, offset=n.buffers[b["h"]]["offset"], filled=source == "initial")

@@ -106,11 +106,11 @@ def corpus(per_class: int, seed: int = SEED) -> list[Known]:
 
     Schedules of real operations are dear: one small one of each class in REAL_CLASSES and each set of rules is taken.
     """
-    sources: list[tuple[str, Json]] = [*edges(), *((r.name, r.build()) for r in REGRESSIONS)]
+    sources: list[tuple[str, Json]] = [(r.name, r.build()) for r in REGRESSIONS]
     sources += [
         (f"{name}/{seed}/{index}", attack.schedule_json(name, seed, index)) for index in range(per_class) for name in attack.CLASSES
     ]
-    found = [(0.0, k) for where, s in limits() if (k := known(where, s)) is not None]
+    found = [(MAX_COST_S["real"], k) for where, s in limits() if (k := known(where, s)) is not None]
 
     def take(where: str, s: Schedule, kind: str) -> bool:
         k = known(where, s)
@@ -123,6 +123,8 @@ def corpus(per_class: int, seed: int = SEED) -> list[Known]:
         found.append((cost, k))
         return True
 
+    for where, data in edges():
+        take(where, Schedule.from_json(data), "real")
     for where, data in sources:
         s = Schedule.from_json(data)
         if not (s.columns.task_op != 0).any():

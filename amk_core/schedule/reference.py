@@ -296,7 +296,7 @@ class _Dynamic:
     def clocks(self) -> None:
         """``clock[k][r]``: the tasks that queue r has certainly completed when instance k starts; no entry: k never starts."""
         done, self.clock = [0] * len(self.queues), dict[int, list[int]]()
-        for k in self.order:
+        for k in self.order:  # any start above the exact clocks ends at them; what one run has completed is a near one
             self.clock[k] = list(done)
             done[self.queue[k]] += 1
         producers: list[list[tuple[int, int]]] = [[] for _ in self.total]
@@ -439,7 +439,7 @@ class _Dynamic:
             buffer, i, task = self.s.buffers[r.buffer], self.step[r.instance], self.task[r.instance]
             per_step = buffer.lifetime == Lifetime.STEP
             if buffer.tagged:
-                earlier = [w for w in writes if self.tag(w) == self.tag(r) and w.instance != r.instance]
+                earlier = [w for w in writes if self.tag(w) == self.tag(r)]
                 initial = scene.initial if self.tag(r) < 0 else 0
             else:
                 earlier = [w for w in writes if self.before(w.instance, r.instance)]

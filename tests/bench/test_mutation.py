@@ -52,7 +52,7 @@ def test_the_borders_kill_mutants_of_the_reference() -> None:
     known = [k for name, data in edges() if (k := reference.known(name, Schedule.from_json(data))) is not None]
     only = frozenset(
         (
-            "before: Gt -> GtE in self.clock[b][self.queue[a]] > self.pos[a]",
+            "before: Gt -> GtE in self.clock[b][self.queue[a]] > self.p...",
             "threshold: GtE -> Gt in low >= need",
             "tag_alignment: without b.offset % 8",
             "races: without self.found.add('RACE')",
