@@ -24,7 +24,7 @@ from amk_bench.adversary.certificates import corrupt
 from amk_bench.adversary.mutations import OPERATORS
 from amk_bench.adversary.net import Json, Net, access, affine
 from amk_bench.adversary.regressions import REGRESSIONS
-from amk_bench.mutation import small
+from amk_bench.mutation import directed, small
 from amk_bench.mutation.cpp import HEADER, Mutant, Schemata
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.reference import comparable
@@ -367,7 +367,7 @@ def checker_cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
             words = case(pack(_nibbles(cut, second)), apart)
             if words is not None:
                 yield words
-    for tables, c in small.cases(seed):
+    for tables, c in (*small.cases(seed), *directed.cases(seed)):
         words = case(tables, c)
         if words is not None:
             yield words

@@ -21,13 +21,19 @@ PER_CLASS = {"reference": 12, "checker": 2, "validator": 6}
 
 
 def arguments(what: str) -> tuple[list[tuple[str, str]], int | None]:
-    """(pattern, argument) in the order of the file, of which the first that matches counts; how many survivors may be open."""
+    """(pattern, argument) in the order of the file, of which the first that matches counts; how many survivors may be open.
+
+    The file names mutants by a pattern or by a list of their names.
+    """
     root = source_root()
     if root is None:
         raise RuntimeError("run from a source tree: the sources and the list of arguments are there")
     text = (root / "reports" / "data" / "mutation" / "equivalent.json").read_text("utf-8")
     entry = json.loads(text)[what]
-    return [(line["mutant"], line["because"]) for line in entry["arguments"]], entry["open_at_most"]
+    listed = [
+        (m if isinstance(m := line["mutant"], str) else "|".join(map(re.escape, m)), line["because"]) for line in entry["arguments"]
+    ]
+    return listed, entry["open_at_most"]
 
 
 def account(survivors: Sequence[str], known: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
