@@ -28,7 +28,8 @@ def _certificate(n: Net) -> Certificate:
 def distant(rng: Rng, count: int) -> Iterator[Case]:
     """Two ranges that move at different speeds and meet many steps apart, in the middle, or not at all."""
     for _ in range(count):
-        n = small.pair(*rng.choice(((None, 0), (0, None), (1, 1), (1, None), (None, 1))), steps=rng.randint(6, 12))
+        forward, backward = rng.choice(((None, 0), (0, None), (1, 1), (1, None), (None, 1)))
+        n = small.pair(forward, backward, rng.randint(6, 12))
         c = _certificate(n)
         n.extra["variables"] = {"w": {"count": 1, "min": 2, "max": rng.choice((3, 20))}}
         x = n.buffer(1, 60, lifetime="persistent")
