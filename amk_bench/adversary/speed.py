@@ -122,7 +122,8 @@ def measure_apart(kind: str, n: int) -> Point:
     """:func:`measure` in a fresh process."""
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-m", "amk_bench.adversary.speed", kind, str(n)]
+    # -P: a source tree in the working folder does not hide the package that is tested.
+    command = [sys.executable, "-P", "-m", "amk_bench.adversary.speed", kind, str(n)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-2000:]}")
