@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 
-from amk_bench.adversary.net import Json, Net, Rng, access
+from amk_bench.adversary.net import Json, Net, Rng, access, affine
 from amk_bench.mutation import small
 from amk_bench.mutation.small import Case
 from amk_core.schedule import validate
 from amk_core.schedule.certificate import Certificate
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.tables import pack
+from amk_core.schedule.tables import MAGIC, pack, read_sections, write_sections
+
+MOST = 2**61  # elements of a plain range end before
 
 
 def _certificate(n: Net) -> Certificate:
@@ -164,6 +167,161 @@ def in_the_middle() -> Iterator[Case]:
                 yield pack(Schedule.from_json(n.json())), given
 
 
+def _stated(n: Net, rows: list[dict[int, int]], row: list[int], unroll: int = 0) -> Certificate:
+    """Of a net without accesses, with these clocks: rows of {queue: entry}, and the row of each instance."""
+    given = dataclasses.replace(_certificate(n), unroll=unroll, row=np.array(row, np.int32))
+    return small.of_rows(given, rows)
+
+
+def same_rows() -> Iterator[Case]:
+    """Pairs of the same rows: of the first the columns are apart, of the second they meet, in no order at all."""
+    for wrote, first, second in (
+        ((1, 2), (0, 1), (1, 2)),
+        ((0, 1), (1, 2), (0, 1)),
+        ((2, 4), (0, 2), (1, 3)),
+        ((0, 2), (3, 4), (1, 3)),
+    ):
+        for ordered in (False, True):
+            n = small.pair(1 if ordered else None, 0 if ordered else None, 3)
+            given = _certificate(n)
+            x = n.buffer(4, 6, lifetime="persistent")
+            n.tasks[0]["writes"] = [access(x, wrote, affine(1))]
+            n.tasks[1]["reads"] = [access(x, first, affine(1)), access(x, second, affine(1))]
+            yield pack(Schedule.from_json(n.json())), given
+
+
+def one_memo() -> Iterator[Case]:
+    """What a task has proved may be taken for another one of the same clock only with the same past and the same wait."""
+    # One task has the entry from the task before it, the other one is the first of its queue.
+    n = Net(4)
+    c, d = n.counter(), n.counter()
+    n.task(0, waits=[(d, 1)]), n.task(0, waits=[(c, 1)])
+    n.task(1, waits=[(c, 1)])
+    n.task(2, signals=[(d, 1)]), n.task(3, signals=[(c, 1)])
+    tables = pack(Schedule.from_json(n.json()))
+    for unroll in (0, 1):
+        for late in ({2: 1}, {}):
+            yield tables, _stated(n, [{2: 1}, {2: 1}, {}, late], [0, 1, 1 if late else 3, 2, 2], unroll)
+    # Waits for one sum of step and threshold, of which the later one says more.
+    n = Net(3)
+    c = n.counter()
+    n.task(0, waits=[(c, 1)]), n.task(1, waits=[(c, 2, -1)])
+    n.task(2, signals=[(c, 1)]), n.task(2, signals=[(c, 1)])
+    for value in (1, 0, -1):
+        yield pack(Schedule.from_json(n.json())), _stated(n, [{2: value}, {}], [0, 0, 1, 1])
+    # Waits for a step and for the one before it, in steps that are two apart.
+    n = Net(3, 2)
+    c = n.counter()
+    n.task(0), n.task(0, waits=[(c, 1)])
+    n.task(1), n.task(1, waits=[(c, 1, -1)])
+    n.task(2, signals=[(c, 1)])
+    for early in (2, 0):
+        yield pack(Schedule.from_json(n.json())), _stated(n, [{}, {2: 1}, {2: 2}], [0, 1, 0, early, 0, 0, 2, 0, 1, 0], 2)
+    # An entry of the first one's own queue, which nothing proves for the second.
+    n = Net(3)
+    c = n.counter()
+    n.task(0), n.task(0, waits=[(c, 1)])
+    n.task(1), n.task(1, waits=[(c, 1)])
+    n.task(2, signals=[(c, 1)])
+    for unroll in (0, 1):
+        for own in ({0: 1}, {}):
+            yield pack(Schedule.from_json(n.json())), _stated(n, [{}, {2: 1, **own}], [0, 1, 0, 1, 0], unroll)
+
+
+def falling_everywhere() -> Iterator[Case]:
+    """Producers of one queue whose entries are fewer from one to the next, for every other queue."""
+    n = Net(3)
+    seen, back, c = n.counter(), n.counter(), n.counter()
+    n.task(1, signals=[(seen, 1)])
+    n.task(0, waits=[(seen, 1), (back, 1, -1)], signals=[(c, 1)]), n.task(0, signals=[(c, 1)])
+    n.task(2, waits=[(c, 1)], signals=[(back, 1)])
+    for threshold in (1, 2):
+        n.tasks[-1]["waits"] = [[c, threshold, 0]]
+        for known in (1, 0):
+            rows: list[dict[int, int]] = [{}, {1: 1, 2: 0}, {1: 0, 2: -1}, {1: known}]
+            yield pack(Schedule.from_json(n.json())), _stated(n, rows, [0, 1, 2, 3])
+
+
+def many_rows() -> Iterator[Case]:
+    """Periodic clocks of more entries than the dense table holds."""
+    n = Net(4)
+    c = n.counter()
+    for _ in range(12):
+        n.task(0, signals=[(c, 1)])
+    for k, threshold in enumerate((12, 6, 1)):
+        n.task(k + 1, waits=[(c, threshold)])
+    tables = pack(Schedule.from_json(n.json()))
+    for known in ((12, 6, 1), (12, 7, 1), (12, 6, 2), (11, 5, 0)):
+        rows: list[dict[int, int]] = [{} for _ in range(12)]
+        yield tables, _stated(n, [*rows, *({0: v} for v in known)], list(range(15)))
+
+
+def last_corner() -> Iterator[Case]:
+    """Ranges of different speeds that meet in the last step alone, with what one of them had four steps before."""
+    for steps in (7, 8, 9):
+        for swap, distance in ((False, None), (True, None), (False, 4), (True, 4)):
+            n = small.pair(0, distance, steps) if swap else small.pair(distance, 0, steps)
+            given = _certificate(n)
+            early = steps - 5
+            slow, fast = early + 1, early + 2
+            x = n.buffer(1, 100, lifetime="persistent")
+            writes = access(x, (0, 1), affine(fast, add=slow * (steps - 1) - fast * early))
+            reads = access(x, (0, 1), affine(slow))
+            n.tasks[int(swap)]["writes"], n.tasks[1 - int(swap)]["reads"] = [writes], [reads]
+            yield pack(Schedule.from_json(n.json())), given
+
+
+def tagged_columns() -> Iterator[Case]:
+    """Columns of a tag that move away from, or into, those of a reader which replay runs before its writer."""
+    for moves in ("writes", "reads"):
+        for add in (0, 1, 3):
+            n = Net(2, 3)
+            n.task(0), n.task(1)
+            given = _certificate(n)
+            tag = n.buffer(6, dtype="tag64", lifetime="persistent", tagged=True)
+            lines = {"writes": [access(tag, (2, 3))], "reads": [access(tag, (2, 3))]}
+            lines[moves] = [access(tag, affine(1, add=add))]
+            n.tasks[0]["writes"], n.tasks[1]["reads"] = lines["writes"], lines["reads"]
+            tables = pack(Schedule.from_json(n.json()))
+            for order in ((0, 1), (1, 0)):
+                yield tables, dataclasses.replace(given, replay=np.array(order, np.int32))
+
+
+def wrapped_of_many() -> Iterator[Case]:
+    """A range that its modulus brings back to the start, for more values of a variable than are tried."""
+    for side in (0, 1):
+        for ordered in (False, True):
+            n = small.pair(1 if ordered else None, 0 if ordered else None, 2)
+            given = _certificate(n)
+            n.extra["variables"] = {"w": {"count": 1, "min": 0, "max": 400}}
+            x = n.buffer(1, 8, lifetime="persistent")
+            n.tasks[side]["writes"] = [access(x, (0, 1), affine(0, base="w[0]", mod=7, add=100))]
+            n.tasks[1 - side]["reads"] = [access(x, (0, 1), (0, 1))]
+            yield pack(Schedule.from_json(n.json())), given
+
+
+def damaged() -> Iterator[Case]:
+    """Tables that no checker may take: columns of 2^61 and more, and queues without their last task."""
+    n = Net(2)
+    n.task(0), n.task(1)
+    given = _certificate(n)
+    x = n.buffer(4, lifetime="persistent")
+    n.tasks[0]["writes"], n.tasks[1]["reads"] = [access(x, (0, 1))], [access(x, (1, 2))]
+    sections = read_sections(MAGIC, pack(Schedule.from_json(n.json())))
+    for lo, hi in ((2, MOST), (2 - MOST, 2**63 - 1), (-MOST, 1), (-(2**63), 1), (-(2**63), 2**63 - 1)):
+        changed = {name: a.copy() for name, a in sections.items()}
+        changed["acc_c0"][0], changed["acc_c1"][0] = lo, hi
+        yield write_sections(MAGIC, changed), given
+    changed = {name: a.copy() for name, a in sections.items()}
+    changed["queue_task"], changed["queue_off"][-1] = changed["queue_task"][:-1], changed["queue_off"][-1] - 1
+    yield write_sections(MAGIC, changed), given
+
+
+SINGLE: tuple[Callable[[], Iterator[Case]], ...] = (
+    same_rows, one_memo, falling_everywhere, many_rows, last_corner, tagged_columns, wrapped_of_many,
+)  # fmt: skip
+
+
 def cases(seed: int, distances: int = 3000) -> Iterator[Case]:
     """All of them."""
     rng = random.Random(f"{seed}/directed")
@@ -171,4 +329,5 @@ def cases(seed: int, distances: int = 3000) -> Iterator[Case]:
     yield from falling()
     yield from taken_twice(rng)
     yield from in_the_middle()
+    yield from chain.from_iterable(made() for made in SINGLE)
     yield from distant(rng, distances)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from amk_bench.mutation import python, reference, run
+from amk_bench.mutation import directed, python, reference, run
 from amk_bench.mutation.edges import edges
+from amk_bench.mutation.small import Case
+from amk_core.schedule.checker import check_certificate
 from amk_core.schedule.ir import Schedule
+from amk_core.schedule.tables import table_hash
 
 SOURCE = '''
 def clip(x, low):
@@ -66,6 +72,22 @@ def test_a_survivor_without_an_argument_is_open() -> None:
     known = [(r"f: .*", "f is never called"), (r"g: 1 -> 2", "an index that wraps")]
     groups = run.account(["f: a", "g: 1 -> 2", "g: 1 -> 0"], known)
     assert groups == {"f is never called": ["f: a"], "an index that wraps": ["g: 1 -> 2"], "open": ["g: 1 -> 0"]}
+
+
+def holds(case: Case, engine: Literal["native", "python"]) -> bool:
+    tables, c = case
+    return not check_certificate(tables, dataclasses.replace(c, table_hash=table_hash(tables)), engine=engine)
+
+
+@pytest.mark.parametrize("made", directed.SINGLE)
+def test_cases_aimed_at_one_rule_have_both_answers_and_one_for_both_engines(made: Callable[[], Iterator[Case]]) -> None:
+    answers = [holds(case, "native") for case in made()]
+    assert answers == [holds(case, "python") for case in made()]
+    assert set(answers) == {True, False}
+
+
+def test_the_checker_refuses_columns_beyond_its_limit_and_queues_that_are_too_short() -> None:
+    assert [holds(case, "native") for case in directed.damaged()] == [False] * 6
 
 
 TOY = """
