@@ -20,6 +20,7 @@ constexpr int64_t kExactSteps = 512;         // the same for pairs of steps
 constexpr int64_t kMaxCells = 1 << 22;
 constexpr int64_t kMaxLag = 1 << 14;         // distances in steps that are tried one by one
 constexpr int64_t kMaxElement = int64_t{1} << 61;  // of a plain range
+constexpr Wide kMaxReach = Wide(1) << 63;     // of an affine range: an element times the bits of a buffer then fits 128 bits
 constexpr int64_t kMaxSteps = int64_t{1} << 31;
 constexpr int64_t kMaxUnroll = 1 << 20;      // steps of written-out clocks
 constexpr int64_t kMemo = 1 << 16;           // proofs remembered; a power of two
@@ -118,8 +119,14 @@ class Checker {
       require(in(b.pool, t.pools.size()) && b.rows > 0 && b.cols > 0 && b.bits > 0 && b.offset >= 0 && b.offset < (int64_t{1} << 60) &&
                   Wide(b.rows) * b.cols * b.bits < (Wide(1) << 60),
               "tables: a buffer is damaged");
+    auto size = [](Wide v) { return v < 0 ? -v : v; };
+    auto reach = [&](int64_t base, int64_t var, int64_t stride) {
+      const Wide v = var < 0 ? Wide(0) : std::max(size(t.variables[var].min), size(t.variables[var].max));
+      return size(base) + v + size(stride) * (t.steps - 1);
+    };
     for (const auto& a : t.affine)
-      require(a.var >= -1 && a.length_var >= -1 && a.var < int64_t(t.variables.size()) && a.length_var < int64_t(t.variables.size()) && a.mod >= 0,
+      require(a.var >= -1 && a.length_var >= -1 && a.var < int64_t(t.variables.size()) && a.length_var < int64_t(t.variables.size()) && a.mod >= 0 &&
+                  (a.mod || reach(a.add, a.var, a.stride) < kMaxReach) && reach(a.length, a.length_var, a.length_stride) < kMaxReach,
               "tables: an affine range is damaged");
   }
 
@@ -486,7 +493,8 @@ class Checker {
   Lags lags_of(const Acc& a, const Acc& b) {
     const bool plain = a.buffer == b.buffer && !a.cols.moves && !b.cols.moves && t.buffers[a.buffer].bits >= 8;
     if (!plain) return lags(a, b);
-    if (a.cols.a.add >= b.cols.a.add + b.cols.a.length || b.cols.a.add >= a.cols.a.add + a.cols.a.length) return {};
+    const Wide ac = a.cols.a.add, bc = b.cols.a.add;
+    if (ac >= bc + b.cols.a.length || bc >= ac + a.cols.a.length) return {};
     if (a.cols.a.length <= 0 || b.cols.a.length <= 0) return {};
     auto [it, fresh] = lag_memo_.try_emplace(uint64_t(uint32_t(a.row_class)) << 32 | uint32_t(b.row_class));
     if (fresh) it->second = lags(a, b);  // columns meet: the answer depends on the rows alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +174,21 @@ def test_a_meeting_in_the_middle_of_many_steps_is_seen(dtype: str, row: tuple[in
     racy = Schedule.from_json(n.json())
     assert "RACE" in validate(racy).rules
     assert "not ordered" in both(pack(racy), dataclasses.replace(clocks, table_hash=table_hash(pack(racy))))[0]
+
+
+@pytest.mark.parametrize("add", [2**61, 2**62 - 1, 2**62])
+@pytest.mark.parametrize("rows", [affine(1), (0, 2)])
+def test_columns_far_outside_do_not_wrap(rows: Any, add: int) -> None:
+    """Two accesses to one column beyond all buffers: their ends lie beyond 64 bits, and they conflict all the same."""
+    n = Net(2, 3)
+    n.task(0), n.task(1)
+    _, _, clocks = certified(n.json())
+    x = n.buffer(6, rows=4, lifetime="persistent", filled=True)
+    n.tasks[0]["writes"] = [access(x, affine(0, add=add, length=2**62), rows)]
+    n.tasks[1]["reads"] = [access(x, affine(0, add=add), rows)]
+    racy = Schedule.from_json(n.json())
+    assert "REF" in validate(racy).rules
+    assert both(pack(racy), dataclasses.replace(clocks, table_hash=table_hash(pack(racy))))
 
 
 def test_damaged_tables_are_refused_or_safe() -> None:
