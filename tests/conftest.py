@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,3 +24,11 @@ def tiny() -> Callable[..., ModelGraph]:
         return ModelGraph(**{**fields, **changes})
 
     return make
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT is heard, by this process and those it starts: a test run in the background of a shell begins with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

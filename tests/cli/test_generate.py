@@ -130,7 +130,7 @@ def test_a_refused_request_prints_one_paragraph_and_no_text(
     assert "Traceback" not in err
 
 
-def test_ctrl_c_stops_between_two_tokens(smollm2: str, tmp_path: Path) -> None:
+def test_ctrl_c_stops_between_two_tokens(smollm2: str, tmp_path: Path, interruptible: None) -> None:
     """The signal arrives while the machine decodes: what is there stays, the process leaves with 130 and says so."""
     command = [
         sys.executable,

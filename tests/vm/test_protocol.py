@@ -119,7 +119,7 @@ def test_abort_ends_a_launch(unchecked: Any) -> None:
     assert not vm.running
 
 
-def test_ctrl_c_aborts_and_raises(unchecked: Any) -> None:
+def test_ctrl_c_aborts_and_raises(unchecked: Any, interruptible: None) -> None:
     vm = stuck(unchecked)
     vm.launch(1, [0], spin_timeout_s=60)
     threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
