@@ -96,21 +96,25 @@ struct Spin {
   uint64_t bound_ns;
 };
 
+// Whether a wait on behalf of a task of `step` is to end in this turn: kReady while it goes on.  `start` is the wait's own, 0 at first.
+AMK_PROTOCOL WaitStatus give_up(uint32_t turn, int64_t step, const Spin& spin, uint64_t* start) {
+  constexpr uint32_t kTurnsPerCheck = 64;  // clock, abort flag and stop cost more than a turn
+  if (turn % kTurnsPerCheck != kTurnsPerCheck - 1) return kReady;
+  if (load_acquire(spin.abort_flag) != 0) return kAborted;
+  if (int64_t(load_acquire(spin.stop_at)) <= step) return kStopped;
+  const uint64_t now = now_ns();
+  if (*start == 0) *start = now;
+  return now - *start > spin.bound_ns ? kTimedOut : kReady;
+}
+
 // Waits until *counter >= needs, on behalf of a task of `step`.  A stop is seen while waiting too: the queue that would have
 // signalled may have left already.  `has` receives the last value seen.
 AMK_PROTOCOL WaitStatus wait_at_least(const uint32_t* counter, int64_t needs, int64_t step, const Spin& spin, int64_t* has) {
-  constexpr uint32_t kTurnsPerCheck = 64;  // clock, abort flag and stop cost more than a turn
   uint64_t start = 0;
   for (uint32_t turn = 0;; ++turn) {
     *has = int64_t(load_acquire(counter));
     if (*has >= needs) return kReady;
-    if (turn % kTurnsPerCheck == kTurnsPerCheck - 1) {
-      if (load_acquire(spin.abort_flag) != 0) return kAborted;
-      if (int64_t(load_acquire(spin.stop_at)) <= step) return kStopped;
-      const uint64_t now = now_ns();
-      if (start == 0) start = now;
-      if (now - start > spin.bound_ns) return kTimedOut;
-    }
+    if (const WaitStatus over = give_up(turn, step, spin, &start); over != kReady) return over;
     relax(turn);
   }
 }
@@ -140,7 +144,6 @@ AMK_PROTOCOL uint64_t load_tagged(const uint64_t* word) {
 // Waits until the word carries exactly `tag`, on behalf of a task of `step`.  Tags of a word only grow, so a newer one means that
 // the value is gone: kOvertaken, never a value.  `has` receives the last tag seen.
 AMK_PROTOCOL WaitStatus wait_tagged(const uint64_t* word, uint32_t tag, int64_t step, const Spin& spin, uint32_t* value, uint32_t* has) {
-  constexpr uint32_t kTurnsPerCheck = 64;
   uint64_t start = 0;
   for (uint32_t turn = 0;; ++turn) {
     const uint64_t both = load_tagged(word);
@@ -150,13 +153,7 @@ AMK_PROTOCOL WaitStatus wait_tagged(const uint64_t* word, uint32_t tag, int64_t 
       return kReady;
     }
     if (*has > tag) return kOvertaken;
-    if (turn % kTurnsPerCheck == kTurnsPerCheck - 1) {
-      if (load_acquire(spin.abort_flag) != 0) return kAborted;
-      if (int64_t(load_acquire(spin.stop_at)) <= step) return kStopped;
-      const uint64_t now = now_ns();
-      if (start == 0) start = now;
-      if (now - start > spin.bound_ns) return kTimedOut;
-    }
+    if (const WaitStatus over = give_up(turn, step, spin, &start); over != kReady) return over;
     relax(turn);
   }
 }

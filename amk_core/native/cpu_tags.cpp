@@ -1,6 +1,5 @@
 #include "cpu_tags.hpp"
 
-#include <atomic>
 #include <bit>
 
 #include "numerics.h"
@@ -18,29 +17,21 @@ bool holds_pairs(int32_t op, int param) {
 }
 
 bool TagPort::fetch(int param, int64_t row, int64_t col0, int64_t col1) {
-  constexpr uint32_t kTurnsPerCheck = 64;
   const TaggedParam& p = params_[size_t(param)];
-  uint64_t start = 0;
   for (int64_t c = col0; c < col1; ++c) {
-    const std::atomic_ref<uint64_t> element(p.elements[row * p.cols + c]);
-    uint64_t seen = element.load(std::memory_order_relaxed);
-    for (uint32_t turn = 0; spin_ && seen >> 32 != tag(); seen = element.load(std::memory_order_relaxed)) {
-      if (++turn % kTurnsPerCheck == 0) {
-        if (load_acquire(spin_->abort_flag) != 0) return status_ = kAborted, false;
-        const uint64_t now = now_ns();
-        if (start == 0) start = now;
-        if (now - start > spin_->bound_ns) {
-          fault_->kind = kSpinTimeout, fault_->counter = -1, fault_->has = int64_t(seen >> 32), fault_->needs = int64_t(tag());
-          return status_ = kTimedOut, false;
-        }
-      }
-      relax(turn);
+    const uint64_t* element = p.elements + row * p.cols + c;
+    uint32_t value = 0, seen = 0;
+    if (spin_ == nullptr) {
+      value = uint32_t(load_tagged(element));
+    } else if (status_ = wait_tagged(element, tag(), step_, *spin_, &value, &seen); status_ != kReady) {
+      if (failed()) fault_->kind = kSpinTimeout, fault_->counter = -1, fault_->has = int64_t(seen), fault_->needs = int64_t(tag());
+      return false;
     }
     float* to = p.mirror + (row * p.cols + c) * p.width;
     if (p.width == 2)
-      to[0] = f32_of_bf16(uint16_t(seen)), to[1] = f32_of_bf16(uint16_t(seen >> 16));
+      to[0] = f32_of_bf16(uint16_t(value)), to[1] = f32_of_bf16(uint16_t(value >> 16));
     else
-      to[0] = std::bit_cast<float>(uint32_t(seen));
+      to[0] = std::bit_cast<float>(value);
   }
   return true;
 }
@@ -50,7 +41,7 @@ void TagPort::publish(int param, int64_t row, int64_t col0, int64_t col1) {
   for (int64_t c = col0; c < col1; ++c) {
     const float* from = p.mirror + (row * p.cols + c) * p.width;
     const uint32_t value = p.width == 2 ? uint32_t(bf16_of(from[0])) | uint32_t(bf16_of(from[1])) << 16 : std::bit_cast<uint32_t>(from[0]);
-    std::atomic_ref<uint64_t>(p.elements[row * p.cols + c]).store(tag() << 32 | value, std::memory_order_relaxed);
+    store_tagged(p.elements + row * p.cols + c, value, tag());
   }
 }
 

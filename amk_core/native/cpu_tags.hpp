@@ -36,15 +36,15 @@ class TagPort {
   TagPort(std::span<const TaggedParam> params, std::span<const TaggedAccess> accesses, int64_t step, const Spin* spin, Fault* fault)
       : params_(params), accesses_(accesses), step_(step), spin_(spin), fault_(fault) {}
 
-  bool fetch_certain();    // false: the launch ends; the fault is filled where a value did not come in time
+  bool fetch_certain();    // false: the launch ends; the fault is filled where a value did not come in time or is gone
   void publish_certain();
   bool fetch(int param, int64_t row, int64_t col0, int64_t col1);
   void publish(int param, int64_t row, int64_t col0, int64_t col1);
   bool aborted() const { return status_ != kReady; }
-  bool timed_out() const { return status_ == kTimedOut; }
+  bool failed() const { return status_ == kTimedOut || status_ == kOvertaken; }  // the value did not come, or is gone
 
  private:
-  uint64_t tag() const { return uint64_t(step_) + 1; }
+  uint32_t tag() const { return uint32_t(step_) + 1; }
 
   std::span<const TaggedParam> params_;
   std::span<const TaggedAccess> accesses_;

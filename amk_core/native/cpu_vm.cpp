@@ -398,7 +398,7 @@ void Program::run_queue(int32_t queue) {
       jitter();
       TagPort port(task.tagged, task.tagged_accesses, step, &spin, &fault);
       if (!run_body(machine_, task, step, options_.variables, scratch, &fault, task.tagged.empty() ? nullptr : &port)) {
-        if (!port.aborted() || port.timed_out()) fail(fault);
+        if (!port.aborted() || port.failed()) fail(fault);
         leave = true;
         break;
       }
