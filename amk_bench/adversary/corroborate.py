@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import os
 import random
@@ -21,12 +20,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from amk_bench.adversary import run as attack
-from amk_bench.adversary import threads
+from amk_bench.adversary import tally, threads
 from amk_bench.adversary.threads import DONE, HUNG, NEWER_TAG, Case, Steer
 from amk_core.schedule.ir import MAYBE, WRITE, Schedule
 from amk_core.schedule.validate import Verdict, validate
@@ -43,14 +42,13 @@ NOT_ON_A_HOST = frozenset({"FIT", "PROXY"})  # rules about a card
 
 
 @dataclass(slots=True)
-class Row:
+class Row(tally.Tally):
     """Counts of one class, or of the schedules rejected for one rule.
 
     A schedule counts once: as ``race`` where any run of it was reported by ThreadSanitizer, else as ``hung`` where any run of it
     could not go on, else as ``wrong`` where any read or final value was wrong, else as ``quiet``.
     """
 
-    name: str
     n: int = 0
     accepted: int = 0
     silent: int = 0  # accepted ones without a report, a hang or a wrong value
@@ -65,11 +63,6 @@ class Row:
     witnesses: int = 0
     confirmed: int = 0  # witnesses that showed the race, or the newer tag, when they were followed
     failures: list[str] = field(default_factory=list)
-
-    def add(self, other: Row) -> None:
-        for f in fields(self):
-            if f.name != "name":
-                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 @dataclass(slots=True)
@@ -244,10 +237,7 @@ COLUMNS = ("n", "accepted", "silent", "not_run", "race", "hung", "wrong", "quiet
 
 
 def total(rows: Iterable[Row]) -> Row:
-    out = Row("total")
-    for r in rows:
-        out.add(r)
-    return out
+    return tally.total(rows, Row("total"))
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -257,11 +247,7 @@ def table(rows: Iterable[Row]) -> str:
     for r in [*rows, total(rows)]:
         rate = f"{r.bad_runs / r.rejected_runs:.1%}" if r.rejected_runs else ""
         lines.append((r.name, *(str(getattr(r, c)) for c in COLUMNS), rate))
-    width = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join([line[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(line[1:], width[1:], strict=True))]).rstrip()
-        for line in lines
-    )
+    return tally.aligned(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -287,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
             "seconds": round(time.monotonic() - start), "total": asdict(total(classes)),
             "classes": [asdict(r) for r in classes], "rules": [asdict(r) for r in rules],
         }  # fmt: skip
-        a.out.write_text(json.dumps(result, indent=1) + "\n")
+        tally.save(a.out, result)
     print(f"{time.monotonic() - start:.0f} s", file=sys.stderr)
     return 1 if failures else 0
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amk_bench.adversary import tally
 from amk_bench.adversary.certificates import corrupt, replays, truthful
 from amk_bench.adversary.generators import dag, loop, placed, random_net
 from amk_bench.adversary.mutations import OPERATORS, Operator
@@ -197,14 +198,13 @@ def case(rng: Rng) -> Case:
 
 
 @dataclass(slots=True)
-class Row:
+class Row(tally.Tally):
     """Counts of one kind of forgery.
 
     ``harmless``: accepted, and true.  ``lies``: accepted, and not true (or, of a transplant: onto a schedule that can deadlock or
     race); there must be none.  ``unsafe``: transplants onto such schedules.
     """
 
-    name: str
     n: int = 0
     unsafe: int = 0
     refused: int = 0
@@ -309,20 +309,14 @@ def transplants(n: int, seed: int = 0) -> list[Row]:
 
 # ---- the result
 def total(rows: Iterable[Row]) -> Row:
-    out = Row("total")
-    for r in rows:
-        for name in ("n", "unsafe", "refused", "harmless", "lies", "failures"):
-            setattr(out, name, getattr(out, name) + getattr(r, name))
-    return out
+    return tally.total(rows, Row("total"))
 
 
 def table(title: str, rows: Iterable[Row], *, unsafe: bool = False) -> str:
     """One line a kind, and the total."""
     rows = list(rows)
     columns = ("n", *(("unsafe",) if unsafe else ()), "refused", "harmless", "lies")
-    lines = [f"{title:<26}" + "".join(f"{c:>10}" for c in columns)]
-    lines += [f"{r.name:<26}" + "".join(f"{getattr(r, c):>10}" for c in columns) for r in [*rows, total(rows)]]
-    return "\n".join(lines)
+    return tally.counted(title, columns, [*rows, total(rows)], 26, 10)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -350,8 +344,7 @@ def main(argv: list[str] | None = None) -> int:
             "seed": a.seed, "seconds": round(time.monotonic() - start), "corruptions": [asdict(r) for r in kinds],
             "sources": [asdict(r) for r in sources], "transplants": [asdict(r) for r in moved],
         }  # fmt: skip
-        a.out.write_text(json.dumps(record, indent=1) + "\n")
-        a.out.with_suffix(".txt").write_text(text + "\n")
+        tally.save(a.out, record, text + "\n")
     return 1 if total(kinds).lies or total(moved).lies else 0
 
 

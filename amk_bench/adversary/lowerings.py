@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from amk_bench.adversary.tally import save
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import check_certificate, validate
 from amk_core.schedule.config import ScheduleConfig
@@ -168,8 +168,7 @@ def main(argv: list[str] | None = None) -> int:
             "layers": layers, "configs": [repr(c) for c in CONFIGS], "geometries": [asdict(g) for g in GEOMETRIES],
             "rows": [{**asdict(r), "seconds": round(r.seconds, 2)} for r in rows.values()], "failures": failures,
         }  # fmt: skip
-        a.out.write_text(json.dumps(record, indent=1) + "\n")
-        a.out.with_suffix(".txt").write_text(text)
+        save(a.out, record, text)
     return 1 if failures else 0
 
 

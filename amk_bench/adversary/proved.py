@@ -28,6 +28,7 @@ from typing import Any
 from amk_bench.adversary.certificates import corrupt
 from amk_bench.adversary.net import Json, Rng
 from amk_bench.adversary.run import CLASSES, schedule_json
+from amk_bench.adversary.tally import save
 from amk_core.schedule import Certificate, Schedule, check_certificate, validate
 from amk_core.schedule.ir import DTYPE_BITS, MAYBE, PREV_EPOCH, WRITE
 from amk_core.schedule.tables import pack, table_hash
@@ -302,10 +303,9 @@ def main(argv: list[str] | None = None) -> int:
     except FileNotFoundError as e:
         print(e, file=sys.stderr)
         return 2
-    text = json.dumps(result, indent=1)
     if a.out is not None:
-        a.out.write_text(text + "\n")
-    print(text)
+        save(a.out, result)
+    print(json.dumps(result, indent=1))
     print(f"{time.monotonic() - start:.0f} s", file=sys.stderr)
     return 1 if result["differ"] else 0
 

@@ -26,6 +26,7 @@ from amk_bench.adversary.net import Generator, Json
 from amk_bench.adversary.real import lowered
 from amk_bench.adversary.regressions import REGRESSIONS
 from amk_bench.adversary.scenarios import SCENARIOS
+from amk_bench.adversary.tally import Tally, aligned, total
 from amk_core.schedule import oracle
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.tables import pack
@@ -69,10 +70,9 @@ def validator(schedule: Schedule) -> Judgement:
 
 
 @dataclass(slots=True)
-class Row:
+class Row(Tally):
     """Counts of one class.  ``undecided`` counts the validator's, ``too_large`` the oracle's."""
 
-    name: str
     n: int = 0
     deadlock: int = 0
     race: int = 0
@@ -87,11 +87,6 @@ class Row:
     @property
     def unsafe(self) -> int:
         return self.deadlock + self.race + self.wrong_data + self.other
-
-    def add(self, other: Row) -> None:
-        for f in fields(self):
-            if f.name != "name":
-                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
     def count(self, where: str, label: oracle.Label, said: Judgement) -> None:
         self.n += 1
@@ -230,10 +225,7 @@ def run(
 
 
 def totals(rows: Iterable[Row]) -> Row:
-    out = Row("total")
-    for r in rows:
-        out.add(r)
-    return out
+    return total(rows, Row("total"))
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -254,10 +246,7 @@ def table(rows: Iterable[Row]) -> str:
             r.undecided + r.too_large,
         )
         lines.append((r.name, *map(str, cells)))
-    width = [max(len(line[k]) for line in lines) for k in range(len(head))]
-    return "\n".join(
-        "  ".join([line[0].ljust(width[0]), *(c.rjust(w) for c, w in zip(line[1:], width[1:], strict=True))]) for line in lines
-    )
+    return aligned(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

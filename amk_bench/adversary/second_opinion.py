@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from amk_bench.adversary.net import Json
 from amk_bench.adversary.run import CLASSES
+from amk_bench.adversary.tally import Tally, counted, save, total
 from amk_bench.adversary.z3_opinion import Execution, Opinion, TooLarge, opinion
 from amk_core.schedule import Schedule, validate
 from amk_core.schedule.validate import Finding, Verdict
@@ -25,7 +25,7 @@ SEED = 7  # not the attack suite's: other schedules
 
 
 @dataclass(slots=True)
-class Row:
+class Row(Tally):
     """Counts of one class.
 
     ``not_compared``: REF or COUNT is broken, so the validator says nothing of LIVE and RACE.  ``race``: without a deadlock.
@@ -33,7 +33,6 @@ class Row:
     validator that Z3 was asked to confirm.
     """
 
-    name: str
     n: int = 0
     not_compared: int = 0
     compared: int = 0
@@ -45,11 +44,6 @@ class Row:
     gave_up: int = 0
     disagreements: int = 0
     failures: list[str] = field(default_factory=list)
-
-    def add(self, other: Row) -> None:
-        for f in fields(self):
-            if f.name != "name":
-                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
 def draw(name: str, seed: int, index: int) -> Json:
@@ -131,19 +125,13 @@ def run(
 
 
 def totals(rows: Iterable[Row]) -> Row:
-    out = Row("total")
-    for r in rows:
-        out.add(r)
-    return out
+    return total(rows, Row("total"))
 
 
 def table(rows: Iterable[Row]) -> str:
     """One line a class, and the total."""
     rows = list(rows)
-    columns = [f.name for f in fields(Row)][1:-1]
-    lines = [f"{'class':<31}" + "".join(f"{c.replace('_', ' '):>15}" for c in columns)]
-    lines += [f"{r.name:<31}" + "".join(f"{getattr(r, c):>15}" for c in columns) for r in [*rows, totals(rows)]]
-    return "\n".join(lines)
+    return counted("class", [f.name for f in fields(Row)][1:-1], [*rows, totals(rows)], 31, 15)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -155,10 +143,10 @@ def main(argv: list[str] | None = None) -> int:
     a = p.parse_args(argv)
     start = time.monotonic()
     rows = run(a.each, a.seed, lambda r: print(f"{r.name}: {r.compared} compared", file=sys.stderr, flush=True))
-    total = totals(rows)
+    every = totals(rows)
     text = f"{table(rows)}\n"
     print(text, end="")
-    print("\n".join(total.failures[:20]))
+    print("\n".join(every.failures[:20]))
     if a.out is not None:
         import z3
 
@@ -166,9 +154,8 @@ def main(argv: list[str] | None = None) -> int:
             "each": a.each, "seed": a.seed, "z3": z3.get_version_string(), "seconds": round(time.monotonic() - start),
             "rows": [asdict(r) for r in rows],
         }  # fmt: skip
-        a.out.write_text(json.dumps(record, indent=1) + "\n")
-        a.out.with_suffix(".txt").write_text(text)
-    return 1 if total.disagreements else 0
+        save(a.out, record, text)
+    return 1 if every.disagreements else 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amk_bench.adversary.tally import save
 from amk_core.resources import source_root
 
 PER_CLASS = {"reference": 12, "checker": 2, "validator": 6}
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{a.what}: {result['mutants']} mutants on {result['cases']} cases: {result['deaths']}")
     print(f"{lives} live, {lives - len(still_open)} of them are argued to change nothing, {len(still_open)} are open")
     if a.out is not None:
-        a.out.write_text(json.dumps({"target": a.what, **result}, indent=1) + "\n")
+        save(a.out, {"target": a.what, **result})
     if most is not None and len(still_open) > most:
         print(f"at most {most} may be open; among these is a new one:", *still_open, sep="\n  ", file=sys.stderr)
         return 1

@@ -6,7 +6,6 @@ With ``--update-reports`` the curve is written to ``reports/data/validator/``.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from amk_bench.adversary import speed
+from amk_bench.adversary.tally import save
 
 SIZES, FULL_SIZES, QUICK_SIZES = (32_000,), (8_000, 32_000, 100_000, 1_000_000), (8_000,)
 REPORTS = Path(__file__).resolve().parents[2] / "reports" / "data" / "validator"
@@ -42,11 +42,8 @@ def points(request: pytest.FixtureRequest) -> list[speed.Point]:
                 out.append(speed.measure_apart(kind, n))
                 print(out[-1].line(), flush=True)
     if full and config.getoption("--update-reports", default=False):
-        REPORTS.mkdir(parents=True, exist_ok=True)
-        (REPORTS / f"{time.strftime('%Y-%m-%d')}-speed.json").write_text(
-            json.dumps(speed.record(out, LIMITS_S, MIB_PER_PROCESS), indent=1) + "\n"
-        )
-        (REPORTS / f"{time.strftime('%Y-%m-%d')}-speed.txt").write_text("\n".join([speed.HEAD, *(p.line() for p in out)]) + "\n")
+        curve = "\n".join([speed.HEAD, *(p.line() for p in out)]) + "\n"
+        save(REPORTS / f"{time.strftime('%Y-%m-%d')}-speed.json", speed.record(out, LIMITS_S, MIB_PER_PROCESS), curve)
     return out
 
 
