@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("coqc") is None, reason="Coq is not
 
 
 def make(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", "-C", str(folder), target], capture_output=True, text=True, timeout=600)
+    return subprocess.run(["make", f"-j{os.cpu_count()}", "-C", str(folder), target], capture_output=True, text=True, timeout=600)
 
 
 def test_the_theory_compiles_without_axioms() -> None:
