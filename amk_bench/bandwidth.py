@@ -79,6 +79,7 @@ def probe_cuda(device: Any, repeats: int = REPEATS) -> Bandwidth:
     """
     import numpy as np
 
+    from amk_bench.cuda_clock import DriverEvents
     from amk_core.vm.driver import call, pointers
 
     facts = device.facts
@@ -89,7 +90,7 @@ def probe_cuda(device: Any, repeats: int = REPEATS) -> Bandwidth:
     stream = device.stream()
     data.fill(1, stream=stream)
     read = device.function(device.module(compiled(KERNEL, facts.arch)), "read16")
-    first, last = call("cuEventCreate", 0), call("cuEventCreate", 0)
+    events = DriverEvents(device, stream)
     args, alive = pointers(
         np.array([data.address], np.uint64), np.array([size // 16], np.uint64), np.array([SALT], np.uint32),
         np.array([sink.address], np.uint64),
@@ -100,11 +101,11 @@ def probe_cuda(device: Any, repeats: int = REPEATS) -> Bandwidth:
             if blocks * threads > 2048 * 4:  # four waves are enough
                 continue
             for _ in range(repeats):
-                call("cuEventRecord", first, stream)
+                events.start()
                 call("cuLaunchKernel", read, blocks * facts.sms, 1, 1, threads, 1, 1, 0, stream, args.ctypes.data, 0)
-                call("cuEventRecord", last, stream)
-                call("cuEventSynchronize", last)
-                seconds = float(call("cuEventElapsedTime", first, last)) * 1e-3
+                events.stop()
+                events.wait()
+                seconds = events.elapsed_s()
                 if seconds < best_s:
                     best_s, shape = seconds, f"{blocks} blocks an SM of {threads} threads, 16-byte loads, 8 in flight"
     del alive

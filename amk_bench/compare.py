@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from amk_bench.results import LatencyRecord, ResultError, validate
+from amk_bench.verdict import Verdict, placed
 
 SEED = 1
 RESAMPLES = 2000
+# The judge's rule, in the words of a comparison.
+WORDS = {Verdict.WIN: "FASTER", Verdict.LOSS: "SLOWER", Verdict.TIE: "SAME", Verdict.AMBIGUOUS: "UNCLEAR"}
 
 
 class Incomparable(ValueError):
@@ -142,25 +145,13 @@ def _change(key: Key, before: LatencyRecord, after: LatencyRecord) -> Change:
     (ours_before, base_before, ratio_before), (ours_after, base_after, ratio_after) = _numbers(before), _numbers(after)
     return Change(
         _name(key), ours_before, ours_after, ours_before / ours_after, base_before / base_after, ratio_after / ratio_before, low,
-        high, floor, _verdict(low, high, floor),
+        high, floor, WORDS[placed(low, high, floor)],
     )  # fmt: skip
 
 
 def _numbers(record: LatencyRecord) -> tuple[float, float, float]:
     """Times of ours and of the baseline, and their ratio, of a cell that is not INVALID."""
     return float(record.ours_us or 0), float(record.baseline_us or 0), float(record.ratio or 0)
-
-
-def _verdict(low: float, high: float, floor: float) -> str:
-    """The judge's rule, in the words of a comparison."""
-    from amk_bench.verdict import TIE_LIMIT
-
-    if low > 1.0 + floor:
-        return "FASTER"
-    if high < 1.0 / (1.0 + floor):
-        return "SLOWER"
-    inside = low >= 1.0 / (1.0 + floor) and high <= 1.0 + floor
-    return "SAME" if inside and floor <= TIE_LIMIT else "UNCLEAR"
 
 
 def lines(result: Comparison) -> list[str]:

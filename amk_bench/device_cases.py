@@ -258,18 +258,22 @@ def run_reference(case: Case, out: Mapping[str, Array] | None = None) -> dict[st
     return case.results(s, lambda name: buffers[index[name]])
 
 
+def device_tape(case: Case, m: RandomModel, s: Schedule, tiled: Schedule) -> tuple[Array, Array]:
+    """The tape that the card reads in the case's mode, and where on it each task of ``s`` begins."""
+    if case.mode == "exact":
+        layout = TapeLayout.of(tiled)
+        return Tape.build(layout, m.logical).data, layout.locate(s)
+    fragments = DeviceTapeLayout.of(tiled)
+    return fragments.build(m.logical), fragments.locate(s)
+
+
 def make_cuda(case: Case, s: Schedule, tiled: Schedule, device: Any, cache: Any) -> Any:
     """The program of a case on the card, with its inputs, from a schedule that no validator has seen."""
     from amk_core.vm.cuda import CudaVM
 
     vm = CudaVM.__new__(CudaVM)
     m = case.random_model()
-    if case.mode == "exact":
-        layout = TapeLayout.of(tiled)
-        tape, where = Tape.build(layout, m.logical).data, layout.locate(s)
-    else:
-        fragments = DeviceTapeLayout.of(tiled)
-        tape, where = fragments.build(m.logical), fragments.locate(s)
+    tape, where = device_tape(case, m, s, tiled)
     vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, cache=cache)
     case.fill(s, vm.buffer)
     return vm

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def robust(cache: Any) -> int:
         bad += not ok
         print(f"{'ok  ' if ok else 'FAIL'} {name} {detail}", flush=True)
 
+    def faults(name: str, program: Any, kind: str, also: Callable[[Any], bool] = lambda fault: True, **bound: float) -> None:
+        """Four steps of the program have to end in a fault of this kind, of which ``also`` holds."""
+        t = time.time()
+        program.launch(4, [0, 4], **bound)
+        try:
+            program.wait()
+            check(name, False)
+        except VmFault as e:
+            check(name, e.fault.kind == kind and also(e.fault), f"{e} after {time.time() - t:.2f} s")
+
     case = Case("robust", "small", "fast", steps=40, tokens=(40,))
     s = case.schedule(132, {}, device.facts.arch)
     vm = make_cuda(case, s, s, device, cache)
@@ -135,40 +146,17 @@ def robust(cache: Any) -> int:
     check("launches continue where the last one stopped", np.array_equal(vm.buffer("out")[:33, 0], free[7:]))
     case.fill(s, vm.buffer)
     vm.buffer("token")[0, 0] = 600
-    vm.launch(4, [0, 4])
-    try:
-        vm.wait()
-        check("a token outside the vocabulary is a fault", False)
-    except VmFault as e:
-        check("a token outside the vocabulary is a fault", e.fault.kind == "token-range" and e.fault.has == 600, e)
+    faults("a token outside the vocabulary is a fault", vm, "token-range", lambda fault: fault.has == 600)
     hang = case.schedule(132, {"handoff": "counter"}, device.facts.arch)
     w = int(np.flatnonzero(hang.columns.wait_e == 0)[40])
     hang.columns.wait_t[w] = 10_000
     stuck = make_cuda(case, hang, hang, device, cache)
-    t = time.time()
-    stuck.launch(4, [0, 4], spin_timeout_s=0.5)
-    try:
-        stuck.wait()
-        check("a deadlock ends in a fault report", False)
-    except VmFault as e:
-        check(
-            "a deadlock ends in a fault report",
-            e.fault.kind == "spin-timeout" and e.fault.has < e.fault.needs,
-            f"{e} after {time.time() - t:.2f} s",
-        )
+    faults("a deadlock ends in a fault report", stuck, "spin-timeout", lambda fault: fault.has < fault.needs, spin_timeout_s=0.5)
     silent = case.schedule(132, {"handoff": "tagged"}, device.facts.arch)
     first_wait = int(silent.columns.wait_off[int(np.flatnonzero(silent.columns.task_op == ops.CODES["embed"])[0])])
     silent.columns.wait_e[first_wait] = 0  # the first task of the step waits for its last one
     mute = make_cuda(case, silent, silent, device, cache)
-    t = time.time()
-    mute.launch(4, [0, 4], spin_timeout_s=0.5)
-    try:
-        mute.wait()
-        check("a value that never comes ends in a fault report", False)
-    except VmFault as e:
-        check(
-            "a value that never comes ends in a fault report", e.fault.kind == "spin-timeout", f"{e} after {time.time() - t:.2f} s"
-        )
+    faults("a value that never comes ends in a fault report", mute, "spin-timeout", spin_timeout_s=0.5)
     stuck.launch(4, [0, 4], spin_timeout_s=20.0)
     time.sleep(0.05)
     stuck.abort()

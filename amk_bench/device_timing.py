@@ -133,10 +133,8 @@ def measure(
 
 def report(rows: Sequence[Timing], facts: Any, commit: str, bandwidth: Bandwidth) -> dict[str, Any]:
     """What a run leaves behind: samples, bandwidth and fingerprint.  There is no baseline and no gate in it, so it is no result."""
-    words = [Path(w).name if w.startswith("/") else w for w in sys.argv[1:]]  # where the tree lies is nobody's business
-    stamp = fingerprint.take(probe(), facts.arch, facts.name, ["python", "-m", "amk_bench.device_check", *words], {}, Path.cwd())
-    if commit:
-        stamp = dataclasses.replace(stamp, commit=commit)
+    command = ["python", "-m", "amk_bench.device_check", *fingerprint.without_places(sys.argv[1:])]
+    stamp = fingerprint.take(probe(), facts.arch, facts.name, command, {}, Path.cwd(), commit)
     timings = [{**dataclasses.asdict(t), "median_us": t.us, "weights": "random"} for t in rows]
     read = dataclasses.asdict(bandwidth)
     return {"amk": {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "bandwidth": read, "timings": timings}}

@@ -80,28 +80,24 @@ def hashed_uuid(uuid: str) -> str:
     return "uuid-" + hashlib.sha256(b"amk:" + uuid.encode()).hexdigest()[:12] if uuid else ""
 
 
+def _git(tree: Path, *words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=tree, capture_output=True, timeout=10, check=True).stdout
+
+
 def commit_of(tree: Path) -> str:
     """The commit of the source tree at ``tree`` with "+dirty" when it has changes, "unknown" outside a repository."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
-
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+dirty" if git("status", "--porcelain", "-uno") else "")
+        commit = _git(tree, "rev-parse", "--short=12", "HEAD").decode("ascii").strip()
+        return commit + ("+dirty" if _git(tree, "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
 def state_of(tree: Path) -> str:
     """What the source at ``tree`` differs by from its commit: a digest, "" for a clean tree or where there is no repository."""
-
-    def git(*words: str) -> bytes:
-        return subprocess.run(["git", *words], cwd=tree, capture_output=True, timeout=10, check=True).stdout
-
     try:
-        names = git("ls-files", "--others", "--exclude-standard", "-z")
-        changes = git("diff", "HEAD")
+        names = _git(tree, "ls-files", "--others", "--exclude-standard", "-z")
+        changes = _git(tree, "diff", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return ""
     if not names and not changes:
@@ -121,8 +117,18 @@ def _governor() -> str:
         return "not readable"
 
 
-def take(machine: Machine, arch: str, device: str, command: Sequence[str], seeds: Mapping[str, int], tree: Path) -> Fingerprint:
-    """Fingerprint of a run for ``device`` of ``arch`` started by ``command`` (argv without the interpreter) from ``tree``."""
+def without_places(words: Sequence[str]) -> list[str]:
+    """Arguments of a command line, absolute paths as bare names: where files lie is nobody's business."""
+    return [Path(word).name if word.startswith("/") else word for word in words]
+
+
+def take(
+    machine: Machine, arch: str, device: str, command: Sequence[str], seeds: Mapping[str, int], tree: Path, commit: str = ""
+) -> Fingerprint:
+    """Fingerprint of a run for ``device`` of ``arch`` started by ``command`` (argv without the interpreter) from ``tree``.
+
+    ``commit``: what is measured, where the tree is not a checkout; by default the tree's own.
+    """
     card = next((gpu for gpu in machine.gpus if gpu.name == device and gpu.arch == arch), None)
     policy = {"cpu_governor": _governor()}
     if card is not None:
@@ -141,7 +147,7 @@ def take(machine: Machine, arch: str, device: str, command: Sequence[str], seeds
         python=".".join(map(str, sys.version_info[:3])),
         libraries=library_versions(LIBRARIES),
         policy=policy,
-        commit=commit_of(tree),
+        commit=commit or commit_of(tree),
         command=" ".join(command),
         seeds=dict(seeds),
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from amk_bench.pairing import Block
+from amk_bench.pairing import Block, samples_of
 
 _KEY: Final = object()
 
@@ -116,4 +116,4 @@ class Timing:
 
     def microseconds(self, side: str) -> list[float]:
         """All samples of side "a" or "b" in microseconds a token, in the order they were taken within their side."""
-        return [1e6 * s.device_s / self.tokens for block in self.blocks for s in (block.a if side == "a" else block.b)]
+        return [1e6 * s.device_s / self.tokens for s in samples_of(self.blocks, side)]

@@ -13,15 +13,15 @@ import numpy as np
 
 from amk_bench import values
 from amk_bench.busy import OTHERS_LIMIT
-from amk_bench.clock import Clock, Sample, disagreement
+from amk_bench.clock import Clock, disagreement
 from amk_bench.conditions import Meter, NoMeter, Reading, Summary, joules, summary
 from amk_bench.engine import F32, Engine, chains_agree
 from amk_bench.floor import Bandwidth, violation
 from amk_bench.gate import Check, FailedGate, PassedGate, Subject, Timing, open_gate
-from amk_bench.pairing import Block, TimedCall, abba
+from amk_bench.pairing import Block, TimedCall, abba, samples_of
 from amk_bench.results import LatencyRecord, timed
 from amk_bench.seal import Seal
-from amk_bench.stats import Interval, Precision, bootstrap
+from amk_bench.stats import MAX_FLOOR, Interval, Precision, bootstrap
 from amk_bench.verdict import Verdict
 
 Score = Callable[[Sequence[int], int], F32]  # (ids, keep) -> teacher-forced reference logits of the last ``keep`` ids
@@ -241,11 +241,6 @@ def weights_digest(engine: Engine) -> str | None:
     return values.digest(constants()) if callable(constants) else None
 
 
-def samples_of(blocks: Sequence[Block], side: str) -> list[Sample]:
-    """All samples of side "a" or "b", in the order they were taken."""
-    return [s for block in blocks for s in (block.a if side == "a" else block.b)]
-
-
 def machine_fault(blocks: Sequence[Block], readings: Sequence[Reading], taken: float) -> str | None:
     """Why nothing can be said from these blocks: clocks that disagree, a card that throttles, a machine that others use."""
     for side, name in (("a", "ours"), ("b", "baseline")):
@@ -253,10 +248,20 @@ def machine_fault(blocks: Sequence[Block], readings: Sequence[Reading], taken: f
         if apart:
             return f"{name}: {apart}"
     unwell = summary(readings).fault if readings else None
-    if unwell:
-        return unwell
+    return unwell or others_fault(taken)
+
+
+def others_fault(taken: float) -> str | None:
+    """Why a machine of whose cores others took the share ``taken`` is no place to measure; None where it is one."""
     if taken > OTHERS_LIMIT:
         return f"{BUSY}: other processes took {100 * taken:.0f} % of its cores during the timing; stop them and run again"
+    return None
+
+
+def noise_fault(name: str, floor: float) -> str | None:
+    """Why nothing can be said against this noise floor of ``name``; None where something can."""
+    if floor > MAX_FLOOR:
+        return f"{BUSY}: {name} differs from itself by {100 * floor:.0f} %; stop other programs and run again"
     return None
 
 

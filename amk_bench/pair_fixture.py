@@ -97,6 +97,7 @@ class PairedBenchmark:
 
     def _keep(self, record: LatencyRecord, timing: Timing | None, seeds: str) -> LatencyRecord:
         from amk_bench.measure import BUSY
+        from amk_bench.pairing import samples_of
 
         if self._used:
             raise RuntimeError("amk_pair was used twice in one test: parametrise the test, one pair each")
@@ -110,5 +111,5 @@ class PairedBenchmark:
         if timing is None:
             pytest.fail(f"{record.model}: INVALID: {record.reason}", pytrace=False)
         block = dataclasses.asdict(record)
-        self._seconds.store([s.device_s for block in timing.blocks for s in block.a], {"cell": block})
+        self._seconds.store([s.device_s for s in samples_of(timing.blocks, "a")], {"cell": block})
         return record

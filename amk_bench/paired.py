@@ -7,6 +7,7 @@ are sealed.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import statistics
 from collections.abc import Callable, Iterable
@@ -16,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from amk_bench import values
-from amk_bench.busy import OTHERS_LIMIT
 from amk_bench.clock import Clock, disagreement
 from amk_bench.gate import Check, FailedGate, PassedGate, Subject, Timing, open_gate
-from amk_bench.measure import BUSY
-from amk_bench.pairing import Block, abba
+from amk_bench.measure import noise_fault, others_fault
+from amk_bench.pairing import Block, abba, samples_of
 from amk_bench.results import LatencyRecord, timed
 from amk_bench.seal import Seal
-from amk_bench.stats import MAX_FLOOR, bootstrap, noise_floor
+from amk_bench.stats import bootstrap, noise_floor
 from amk_bench.verdict import Verdict
 
 # Largest error over largest reference value, by declared precision: another order of summing thousands of terms stays a tenth
@@ -276,7 +276,7 @@ def _calls_a_sample(pair: Pair, plan: PairPlan, sides: Iterable[_Side], clock: C
         for _ in range(GATE_INPUTS):
             x = pair.inputs(plan.draw())
             gpu = gpu or values.on_gpu(x)
-            sample, _ = clock.measure(lambda side=side, x=x: side.run(x))  # type: ignore[misc]
+            sample, _ = clock.measure(functools.partial(side.run, x))
             quickest = min(quickest, sample.device_s)
     return max(LEAST_GPU_CALLS if gpu else 1, min(MAX_CALLS, int(plan.min_sample_s / quickest) + 1))
 
@@ -346,12 +346,8 @@ def measure_pair(
     except Exception as error:
         return _invalid(pair, plan, seal.broken() or f"a timed call failed: {type(error).__name__}: {error}")
     for letter in ("a", "b"):
-        samples = [s for block in blocks for s in getattr(block, letter)]
-        said = said or disagreement(samples)
-    if said is None and taken > OTHERS_LIMIT:
-        said = f"{BUSY}: other processes took {100 * taken:.0f} % of its cores during the timing; stop them and run again"
-    if said is None and floor > MAX_FLOOR:
-        said = f"{BUSY}: {pair.ours_name} differs from itself by {100 * floor:.0f} %; stop other programs and run again"
+        said = said or disagreement(samples_of(blocks, letter))
+    said = said or others_fault(taken) or noise_fault(pair.ours_name, floor)
     if said is not None:
         return _invalid(pair, plan, said)
     timing = Timing(gates[0], gates[1], tuple(blocks), calls, clock.name)

@@ -34,6 +34,11 @@ class Block:
         return math.log(b / a)
 
 
+def samples_of(blocks: Sequence[Block], side: str) -> list[Sample]:
+    """All samples of side "a" or "b", in the order they were taken."""
+    return [s for block in blocks for s in (block.a if side == "a" else block.b)]
+
+
 @dataclass(frozen=True, slots=True)
 class TimedCall:
     """What one timed call returned, for the check of outputs after the clock has stopped."""

@@ -79,13 +79,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("amk_full"):
         if options.tier != "full":
             _leave_out(item, marker, "part of the full run only", dataclasses.replace(options, tier="full").command())
-    for marker in item.iter_markers("amk_device"):
-        if arch.missing:
-            if options.require_hardware:
-                pytest.fail(f"{arch.missing}; --require-hardware makes that a failure", pytrace=False)
-            _leave_out(item, marker, arch.missing, options.command())
-    for marker in item.iter_markers("amk_gpu"):
-        if not arch.is_gpu:
+    for marker in (*item.iter_markers("amk_device"), *item.iter_markers("amk_gpu")):
+        if marker.name == "amk_gpu" and not arch.is_gpu:
             _leave_out(item, marker, f"the device of this run is the CPU ({arch.chosen})", options.command(arch="sm_90"))
         if arch.missing:
             if options.require_hardware:

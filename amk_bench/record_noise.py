@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ def record(name: str, task: str, machine: str, clock: Clock, work: Callable[[int
         work(number)
     times: list[float] = []
     for number in range(calls):
-        sample, _ = clock.measure(lambda number=number: work(number))  # type: ignore[misc]
+        sample, _ = clock.measure(functools.partial(work, number))
         times.append(round(1e6 * sample.device_s, 2))
     return {"name": name, "task": task, "clock": clock.name, "machine": machine, "us": times}
 
@@ -77,17 +78,15 @@ def card(commit: str = "", calls: int = 200) -> dict[str, Any]:
     for name, clock in clocks.items():
         for what, work in (("nothing", lambda _: None), ("spin", Spin(device, stream, STEPS))):
             for number in range(20):
-                clock.measure(lambda number=number, work=work: work(number))  # type: ignore[misc]
-            taken = [clock.measure(lambda number=number, work=work: work(number))[0] for number in range(calls)]  # type: ignore[misc]
+                clock.measure(functools.partial(work, number))
+            taken = [clock.measure(functools.partial(work, number))[0] for number in range(calls)]
             around[f"{name}, {what}"] = {
                 "device_us": [round(1e6 * s.device_s, 3) for s in taken],
                 "host_us": [round(1e6 * s.host_s, 3) for s in taken],
                 "tail_us": [round(1e6 * s.tail_s, 3) for s in taken],
             }
     facts = device.facts
-    stamp = take(probe(), facts.arch, facts.name, ["python", "-m", "amk_bench.record_noise", "--gpu"], {}, Path.cwd())
-    if commit:
-        stamp = dataclasses.replace(stamp, commit=commit)
+    stamp = take(probe(), facts.arch, facts.name, ["python", "-m", "amk_bench.record_noise", "--gpu"], {}, Path.cwd(), commit)
     return {
         "fingerprint": stamp.to_json(),
         "bandwidth": [dataclasses.asdict(r) for r in read],

@@ -140,6 +140,7 @@ def timed(
 ) -> LatencyRecord:
     """The record of a timing: its interval, its verdict against the noise ``floor``, and everything it rests on."""
     from amk_bench.gate import Timing
+    from amk_bench.pairing import samples_of
     from amk_bench.stats import bootstrap
     from amk_bench.verdict import judge
 
@@ -150,7 +151,7 @@ def timed(
     subject = timing.ours.subject
     host: dict[str, list[float]] = {}
     for name, side in (("ours", "a"), ("baseline", "b")):
-        samples = [s for block in timing.blocks for s in getattr(block, side)]
+        samples = samples_of(timing.blocks, side)
         host[f"{name}_us"] = [1e6 * s.host_s / timing.tokens for s in samples]
         host[f"{name}_tail_us"] = [1e6 * s.tail_s for s in samples]
     checks = [

@@ -136,20 +136,18 @@ def unfilled(case: Any, device: Any, checked: bool) -> Any:
     import ml_dtypes
     import numpy as np
 
+    from amk_bench.device_cases import device_tape
     from amk_core.schedule import tables
     from amk_core.schedule.ir import Kind
-    from amk_core.schedule.pack import Tape, TapeLayout
     from amk_core.vm.cuda import CudaVM
-    from amk_core.vm.device_tape import DeviceTapeLayout
 
     s = case.schedule(device.facts.sms, {}, device.facts.arch)
     tiled, m = case.tiled(device.facts.sms, {}, device.facts.arch), case.random_model()
-    layout: Any = TapeLayout.of(tiled) if case.mode == "exact" else DeviceTapeLayout.of(tiled)
-    tape = Tape.build(layout, m.logical).data if case.mode == "exact" else layout.build(m.logical)
+    tape, where = device_tape(case, m, s, tiled)
     pools = {p.id: device.memory(s.pool_bytes(p.id)) for p in s.pools if p.id != "weights" and s.pool_bytes(p.id)}
     vm = CudaVM.__new__(CudaVM)
     vm._start(
-        tables.pack(s), layout.locate(s), tape, m.bound(s), pools, device, macros={"AMK_CHECKED": int(checked)},
+        tables.pack(s), where, tape, m.bound(s), pools, device, macros={"AMK_CHECKED": int(checked)},
         options=("--generate-line-info",),
     )  # fmt: skip
     rng = np.random.default_rng(3)

@@ -37,14 +37,17 @@ def judge(interval: Interval, floor: float) -> Verdict:
     """
     if not 0.0 <= floor < math.inf:
         raise ValueError(f"noise floor {floor} is not a finite number from 0 on")
-    if interval.blocks < MIN_BLOCKS:
-        return Verdict.AMBIGUOUS
+    return Verdict.AMBIGUOUS if interval.blocks < MIN_BLOCKS else placed(interval.low, interval.high, floor)
+
+
+def placed(low: float, high: float, floor: float) -> Verdict:
+    """Where the interval of a ratio lies against the noise floor, however many blocks it rests on."""
     upper = 1.0 + floor
     lower = 1.0 / upper
-    if interval.low > upper:
+    if low > upper:
         return Verdict.WIN
-    if interval.high < lower:
+    if high < lower:
         return Verdict.LOSS
-    if floor <= TIE_LIMIT and interval.low >= lower and interval.high <= upper:
+    if floor <= TIE_LIMIT and low >= lower and high <= upper:
         return Verdict.TIE
     return Verdict.AMBIGUOUS

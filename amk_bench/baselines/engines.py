@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from amk_bench.baselines.fused import FusedStep
+from amk_bench.baselines.static import PRECISIONS, check_room
 from amk_bench.baselines.weights import TorchWeights
 from amk_bench.engine import F32
 
@@ -27,7 +28,7 @@ class FusedEngine:
         self.name = NAMES[mode]
         self.mode = mode
         self.weights = weights
-        self.precision = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[weights.tensors["embed"].dtype]
+        self.precision = PRECISIONS[weights.tensors["embed"].dtype]
         self.backend = "inductor"  # of mode "compile"; tests trace with "eager"
         self._batch, self._context = batch, context
         self._step: FusedStep | None = None
@@ -74,10 +75,7 @@ class FusedEngine:
                 self.step()
 
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
-        if batch != self._batch:
-            raise ValueError(f"this engine was made for batch {self._batch}, the cell has {batch}")
-        if len(prefix) + room > self._context:
-            raise ValueError(f"position {len(prefix)} + {room} is beyond the cache of {self._context} rows; make it larger")
+        check_room(prefix, batch, room, made_for=self._batch, context=self._context)
         step = self.step
         step.kv.zero_()
         with torch.no_grad():

@@ -52,6 +52,11 @@ def _converted(model: Any, dtype: Any) -> Any:
     return other
 
 
+def cache_argument(model: Any) -> str:
+    """The name that this version of transformers gives the argument for the cache."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class HfEager:
     """Loads lazily; ``source`` is a directory that ``from_pretrained`` reads, or a live ``transformers`` model.
 
@@ -104,10 +109,12 @@ class HfEager:
                 ids = torch.tensor([list(prefix)] * batch, dtype=torch.int64, device=self.device)
                 self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **self._with_cache())
 
+    @functools.cached_property
+    def _cache_name(self) -> str:
+        return cache_argument(self.model)  # once: reading a signature takes time, and calls are timed
+
     def _with_cache(self) -> dict[str, Any]:
-        """The cache under the name that this version of transformers gives the argument."""
-        names = inspect.signature(self.model.forward).parameters
-        return {"cache" if "cache" in names else "past_key_values": self._cache}
+        return {self._cache_name: self._cache}
 
     def rewind(self) -> None:
         from transformers import DynamicCache

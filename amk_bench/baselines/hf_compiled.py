@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from amk_bench.baselines.hf import cache_argument
+from amk_bench.baselines.static import PRECISIONS, check_room
 from amk_bench.engine import F32
 
 MODE = "reduce-overhead"
@@ -23,14 +25,13 @@ class HfCompiled:
 
     def __init__(self, model: Any, batch: int, context: int, backend: str = "inductor") -> None:
         self.name = "HF static cache, compiled"
-        self.precision = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[model.dtype]
+        self.precision = PRECISIONS[model.dtype]
         self._model, self._batch, self._context, self._backend = model, batch, context, backend
         self._device = model.device
         self._cache: Any = None
         self._compiled: Any = None
         self._prefix = 0
-        names = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._cache_name = cache_argument(model)
 
     def available(self) -> str | None:
         from transformers.cache_utils import StaticLayer
@@ -68,10 +69,7 @@ class HfCompiled:
         return chosen.clone(), logits  # what a graph returns is overwritten by its next replay
 
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
-        if batch != self._batch:
-            raise ValueError(f"this engine was made for batch {self._batch}, the cell has {batch}")
-        if len(prefix) + room > self._context:
-            raise ValueError(f"position {len(prefix)} + {room} is beyond the cache of {self._context} rows; make it larger")
+        check_room(prefix, batch, room, made_for=self._batch, context=self._context)
         if self._compiled is None:
             self._build()
         self._prefix = 0

@@ -86,10 +86,7 @@ class Bench:
                 engine.prepare([1] * 3, batch, 4)  # compiles, captures
                 engine.decode([1] * batch, 3)
             except Exception as error:
-                self.records.append(
-                    SkipRecord(f"{model} against {name}", f"{type(error).__name__}: {error}"[:500], "", broken=True)
-                )
-                say(f"{name}: {type(error).__name__}: {error}")
+                self._broke(f"{model} against {name}", name, error)
                 continue
             self.engines[name] = engine
             told = ", ".join(f"{k}: {v}" for k, v in registry.describe(engine).items())
@@ -103,17 +100,20 @@ class Bench:
             self.ours.decode([1] * batch, 3)
             say("ours ready")
         except Exception as error:
-            self.records.append(SkipRecord(f"{model}: AMK CUDA VM", f"{type(error).__name__}: {error}"[:500], "", broken=True))
-            say(f"ours: {type(error).__name__}: {error}")
+            self._broke(f"{model}: AMK CUDA VM", "ours", error)
+
+    def _broke(self, cell: str, name: str, error: Exception) -> None:
+        """An empty cell, because of an error in the engine ``name``."""
+        said = f"{type(error).__name__}: {error}"
+        self.records.append(SkipRecord(cell, said[:500], "", broken=True))
+        self.say(f"{name}: {said}")
 
     def clocks(self) -> tuple[Clock, Clock]:
         """Ours works on its own stream, torch on its current one."""
         from amk_bench.cuda_clock import CudaClock, DriverEvents, TorchEvents
 
         assert self.ours is not None
-        vm = self.ours.model.program("decode").vm
-        stream = getattr(vm, "stream", None) or vm._stream
-        return CudaClock(DriverEvents(self.ours.model._card.device, stream)), CudaClock(TorchEvents())
+        return CudaClock(DriverEvents(self.ours.model._card.device, self.ours.stream)), CudaClock(TorchEvents())
 
     def run(self, positions: list[int], plan: Plan, deadline: float) -> None:
         """Every position against every engine; cells that would begin after ``deadline`` stay empty, with the reason."""
@@ -159,10 +159,7 @@ class Bench:
         try:
             record = check_logits(engine, cell, forced, wanted, limits)
         except Exception as error:
-            self.records.append(
-                SkipRecord(f"P2 of {engine.name} at {cell.position}", f"{type(error).__name__}: {error}"[:500], "", True)
-            )
-            self.say(f"{engine.name}: {type(error).__name__}: {error}")
+            self._broke(f"P2 of {engine.name} at {cell.position}", engine.name, error)
             return False
         self.records.append(record)
         self.say(f"{engine.name} at {cell.position}: P2 {record.measured} {record.required} ({record.detail})")
@@ -222,11 +219,8 @@ def main(argv: list[str] | None = None) -> int:
             machine = probe()
             arch = machine.gpus[0].arch if machine.gpus else "cpu"
             given = sys.argv[1:] if argv is None else argv
-            words = [Path(w).name if w.startswith("/") else w for w in given]  # where files lie is nobody's business
-            command = ["python", "-m", "amk_bench.baselines.run", *words]
-            stamp = fingerprint.take(machine, arch, bench.device, command, {"all": args.seed}, Path.cwd())
-            if args.commit:
-                stamp = dataclasses.replace(stamp, commit=args.commit)
+            command = ["python", "-m", "amk_bench.baselines.run", *fingerprint.without_places(given)]
+            stamp = fingerprint.take(machine, arch, bench.device, command, {"all": args.seed}, Path.cwd(), args.commit)
             options = {**vars(args), "turn": "", "out": args.out.name, "weights": bench.origin}
             write_atomically(args.out, document(bench.records, stamp.to_json(), options), replace=True)
             say(f"{len(bench.records)} records: {args.out.name}")

@@ -15,13 +15,14 @@ from amk_bench.busy import witness
 from amk_bench.clock import CpuClock
 from amk_bench.engine import Engine
 from amk_bench.floor import step_bytes
-from amk_bench.measure import BUSY, Cell, Plan, compare, invalid, noise
+from amk_bench.measure import BUSY, Cell, Plan, compare, invalid, noise, noise_fault
 from amk_bench.options import Arch, Options
 from amk_bench.ours import Ours
+from amk_bench.pairing import samples_of
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
 from amk_bench.session import Session
-from amk_bench.stats import MAX_FLOOR, Precision, noise_floor
+from amk_bench.stats import Precision, noise_floor
 from amk_bench.storage import Seconds
 from amk_bench.verdict import Verdict
 
@@ -131,8 +132,8 @@ def test_decode_against(
         baseline = rival(name)
     except registry.BaselineUnavailable as error:
         amk_record.skip(f"latency against {name}", str(error))
-    if floor > MAX_FLOOR:
-        reason = f"{BUSY}: our VM differs from itself by {100 * floor:.0f} %; stop other programs and run again"
+    reason = noise_fault("our VM", floor)
+    if reason is not None:
         amk_record.latency(invalid(here, ours, baseline, reason))
         pytest.skip(reason)
     record, timing = compare(
@@ -151,7 +152,7 @@ def test_decode_against(
     assert timing is not None, record.reason
     assert record.verdict != Verdict.INVALID
     amk_seconds.store(
-        [s.device_s for block in timing.blocks for s in block.a],
+        [s.device_s for s in samples_of(timing.blocks, "a")],
         {"cell": {"position": position, "batch": here.batch, "model": here.model, "mode": here.mode}, "tokens": plan.tokens,
          "baseline": baseline.name, "told": registry.describe(baseline),
          "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
