@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from amk_bench.baselines.fused import FusedStep
-from amk_bench.baselines.static import PRECISIONS, check_room
+from amk_bench.baselines.static import PRECISIONS, StaticCacheEngine
 from amk_bench.baselines.weights import TorchWeights
 from amk_bench.engine import F32
 
@@ -21,19 +21,18 @@ INDUCTOR = {"coordinate_descent_tuning": True, "triton.cudagraphs": False}
 NAMES = {"eager": "fused step", "graph": "fused step, CUDA graph", "compile": "fused step, compiled, CUDA graph"}
 
 
-class FusedEngine:
+class FusedEngine(StaticCacheEngine):
     """The fused step for one batch and a static cache of ``context`` rows; its graph is captured at the first cell."""
 
     def __init__(self, weights: TorchWeights, batch: int, context: int, mode: Mode = "graph") -> None:
+        super().__init__(batch, context)
         self.name = NAMES[mode]
         self.mode = mode
         self.weights = weights
         self.precision = PRECISIONS[weights.tensors["embed"].dtype]
         self.backend = "inductor"  # of mode "compile"; tests trace with "eager"
-        self._batch, self._context = batch, context
         self._step: FusedStep | None = None
         self._graph: Any = None
-        self._prefix = 0
 
     def available(self) -> str | None:
         if self.mode != "eager" and self.weights.tensors["embed"].device.type != "cuda":
@@ -75,7 +74,7 @@ class FusedEngine:
                 self.step()
 
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
-        check_room(prefix, batch, room, made_for=self._batch, context=self._context)
+        self._check_room(prefix, batch, room)
         step = self.step
         step.kv.zero_()
         with torch.no_grad():
@@ -95,7 +94,6 @@ class FusedEngine:
         return chains
 
     def trace(self, forced: Sequence[Sequence[int]]) -> F32:
-        """Logits [steps, batch, vocabulary] of the very step that is timed, fed ``forced`` ids [steps][batch] after the prefix."""
         self.rewind()
         rows = []
         for ids in forced:
@@ -105,15 +103,6 @@ class FusedEngine:
         self.rewind()
         out: F32 = np.stack(rows)
         return out
-
-    def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
-        """Teacher-forced logits of one text, token by token through the timed step; overwrites the cache."""
-        if not 0 < len(ids) <= self._context:
-            raise ValueError(f"{len(ids)} ids for a cache of {self._context} rows")
-        prefix, self._prefix = self._prefix, 0
-        rows = self.trace([[i] * self._batch for i in ids])[:, 0]
-        self._prefix = prefix
-        return rows[-keep:] if keep else rows
 
     def constants(self) -> list[Any]:
         """What no call may change: the weights."""

@@ -10,27 +10,27 @@ import numpy as np
 import torch
 
 from amk_bench.baselines.hf import cache_argument
-from amk_bench.baselines.static import PRECISIONS, check_room
+from amk_bench.baselines.static import PRECISIONS, StaticCacheEngine
 from amk_bench.engine import F32
 
 MODE = "reduce-overhead"
 WARM_UP = 3  # the first call compiles, the second records, the third replays
 
 
-class HfCompiled:
+class HfCompiled(StaticCacheEngine):
     """``model`` is a live transformers model; its forward is compiled with ``fullgraph``; logits and argmax in one program.
 
     ``backend`` replaces inductor (tests use "eager": the program is traced, not compiled).
     """
 
     def __init__(self, model: Any, batch: int, context: int, backend: str = "inductor") -> None:
+        super().__init__(batch, context)
         self.name = "HF static cache, compiled"
         self.precision = PRECISIONS[model.dtype]
-        self._model, self._batch, self._context, self._backend = model, batch, context, backend
+        self._model, self._backend = model, backend
         self._device = model.device
         self._cache: Any = None
         self._compiled: Any = None
-        self._prefix = 0
         self._cache_name = cache_argument(model)
 
     def available(self) -> str | None:
@@ -69,7 +69,7 @@ class HfCompiled:
         return chosen.clone(), logits  # what a graph returns is overwritten by its next replay
 
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
-        check_room(prefix, batch, room, made_for=self._batch, context=self._context)
+        self._check_room(prefix, batch, room)
         if self._compiled is None:
             self._build()
         self._prefix = 0
@@ -94,7 +94,6 @@ class HfCompiled:
         return chains
 
     def trace(self, forced: Sequence[Sequence[int]]) -> F32:
-        """Logits [steps, batch, vocabulary] of the compiled step, fed ``forced`` ids [steps][batch] after the prefix."""
         self.rewind()
         rows = []
         with torch.no_grad():
@@ -104,13 +103,6 @@ class HfCompiled:
         self.rewind()
         out: F32 = np.stack(rows)
         return out
-
-    def logits(self, ids: Sequence[int], keep: int = 0) -> F32:
-        """Teacher-forced logits of one text, token by token through the compiled step; overwrites the cache."""
-        prefix, self._prefix = self._prefix, 0
-        rows = self.trace([[i] * self._batch for i in ids])[:, 0]
-        self._prefix = prefix
-        return rows[-keep:] if keep else rows
 
     def constants(self) -> list[Any]:
         """What no call may change: the weights."""

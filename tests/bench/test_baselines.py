@@ -96,6 +96,17 @@ def test_a_step_writes_where_it_stands_and_reads_nothing_behind_it() -> None:
         made.prepare([], 1, 1)
 
 
+@pytest.mark.parametrize("kind", ["HF compiled", "fused"])
+def test_a_static_cache_refuses_what_it_has_no_rows_for(kind: str) -> None:
+    made = engine(kind, random_weights(GRAPHS["grouped"], 3, "cpu", torch.float32), 2)
+    with pytest.raises(ValueError, match="made for batch 2"):
+        made.prepare([1], 3, 1)
+    with pytest.raises(ValueError, match="beyond the cache of 48 rows"):
+        made.prepare([1] * 40, 2, 9)
+    with pytest.raises(ValueError, match="49 ids for a cache of 48 rows"):
+        made.logits([1] * 49)
+
+
 def test_fused_weights_of_a_live_model_are_its_weights() -> None:
     for graph in GRAPHS.values():
         drawn = random_weights(graph, 5, "cpu", torch.float32)
