@@ -140,8 +140,7 @@ def explain(e: BaseException) -> str:
     elif isinstance(e, MemoryError):
         text = f"out of memory. {text if str(e) else 'Close other programs, or use a smaller --context or model.'}"
     elif isinstance(e, ImportError) and e.name == _NATIVE:
-        build = "make native" if resources.source_root() else "pip install --force-reinstall --no-deps, from amk's source"
-        text = f"the native module is not there or does not load ({text}). Build it with: {build}"
+        text = f"the native module is not there or does not load ({text}). Build it with: {resources.native_build()}"
     elif isinstance(e, ImportError):
         text = f"{text}. Install what is missing (pip install amk[...]), or see what this machine has with: amk doctor"
     return "\n".join(

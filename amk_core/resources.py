@@ -28,6 +28,11 @@ def source_root() -> Path | None:
     return _SITE if (_SITE / "pyproject.toml").is_file() and (_SITE / "CMakeLists.txt").is_file() else None
 
 
+def native_build() -> str:
+    """What builds the native module again, for messages."""
+    return "make native" if source_root() else "pip install --force-reinstall --no-deps, from amk's source"
+
+
 def folder(name: str) -> Path:
     """The folder ``vm``, ``kernels``, ``suites`` or ``fleet``.
 

@@ -51,7 +51,7 @@ def cached_models() -> dict[str, int]:
 
 def abilities(m: Machine, native: str, models: Sequence[str]) -> list[Ability]:
     """What follows from the facts.  ``native`` is the reason why the native module does not load, or ""."""
-    rebuild = "make native" if resources.source_root() else "pip install --force-reinstall --no-deps, from amk's source"
+    rebuild = resources.native_build()
     out = [Ability("validate schedules, lower models", not native, native and f"native module: {native}", native and rebuild)]
     if native:
         cpu = Ability("run models on the CPU VM", False, f"native module: {native}", rebuild)

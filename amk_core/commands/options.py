@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,18 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
     )
+
+
+def read_schedule(name: str) -> Schedule:
+    """The schedule in a file, or in the standard input for ``-``.
+
+    Raises:
+        OSError: the file cannot be read.
+        ScheduleFormatError: it holds no schedule.
+    """
+    from amk_core.schedule.ir import Schedule
+
+    return Schedule.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
 
 
 def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from amk_core.commands import options
 
 if TYPE_CHECKING:
     from amk_core.schedule.explanation import Explanation
@@ -45,12 +46,11 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Exit code: 0 accepted and replayed clean, 1 the fault was shown, 2 unreadable or nothing that a replay can show."""
     from amk_core.schedule.explain import explain, explanations
-    from amk_core.schedule.ir import Schedule, ScheduleFormatError
+    from amk_core.schedule.ir import ScheduleFormatError
     from amk_core.schedule.validate import validate
 
     try:
-        text = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
-        schedule = Schedule.loads(text)
+        schedule = options.read_schedule(args.file)
     except ScheduleFormatError as e:
         print(f"amk replay: {args.file} cannot be read as a schedule: {e}", file=sys.stderr)
         return NOTHING

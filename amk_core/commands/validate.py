@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amk_core.commands import options
+
 if TYPE_CHECKING:
     from amk_core.schedule.ir import Schedule
     from amk_core.schedule.validate import Verdict
@@ -57,13 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _file(name: str, args: argparse.Namespace) -> int:
-    from amk_core.schedule.ir import Schedule, ScheduleFormatError
+    from amk_core.schedule.ir import ScheduleFormatError
     from amk_core.schedule.validate import rejected, validate
 
     label = f"{name}: " if len(args.files) > 1 else ""
     try:
-        text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        schedule = Schedule.loads(text)
+        schedule = options.read_schedule(name)
     except (OSError, ScheduleFormatError) as e:
         reason = f"{name}: {e.strerror}" if isinstance(e, OSError) and e.strerror else str(e)
         if args.json:
@@ -103,7 +104,6 @@ def _draw(schedule: Schedule, verdict: Verdict, out: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    from amk_core.commands.options import write_whole
     from amk_core.schedule.draw import draw
     from amk_core.schedule.explain import explain
 
@@ -111,7 +111,7 @@ def _draw(schedule: Schedule, verdict: Verdict, out: Path) -> None:
         print(f"amk validate: {out} is not written: what refers to nothing cannot be drawn", file=sys.stderr)
         return
     first = next((f for f in verdict.findings if f.tasks), None)
-    write_whole(out, draw(schedule, None if first is None else explain(schedule, first)).encode())
+    options.write_whole(out, draw(schedule, None if first is None else explain(schedule, first)).encode())
 
 
 def _lines(name: str, args: argparse.Namespace) -> int:

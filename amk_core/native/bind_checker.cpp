@@ -18,13 +18,8 @@ std::vector<std::string> check(nb::bytes tables, int64_t unroll, int64_t n_tasks
                                I64Array row_off, I32Array row_queue, I32Array row_value) {
   auto span = [](const auto& a) { return std::span(a.data(), a.size()); };
   const CertificateView view{unroll, n_tasks, n_queues, span(replay), span(row), span(row_off), span(row_queue), span(row_value)};
-  std::string_view raw(tables.c_str(), tables.size());
   std::vector<uint64_t> copy;
-  if (reinterpret_cast<uintptr_t>(raw.data()) % 8) {
-    copy.resize(raw.size() / 8 + 1);
-    std::memcpy(copy.data(), raw.data(), raw.size());
-    raw = {reinterpret_cast<const char*>(copy.data()), raw.size()};
-  }
+  const std::string_view raw = aligned({tables.c_str(), tables.size()}, copy);
   nb::gil_scoped_release release;
   try {
     return check_certificate(Tables(raw), view);

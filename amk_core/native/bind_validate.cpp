@@ -24,10 +24,8 @@ nb::object array(std::vector<T> values) {
 }
 
 nb::dict validate(nb::bytes data, bool certificate) {
-  // Tables wants 8-byte alignment, which a bytes object grants only by accident.
-  std::vector<uint64_t> aligned((data.size() + 7) / 8 + 1);
-  std::memcpy(aligned.data(), data.c_str(), data.size());
-  const std::string_view view(reinterpret_cast<const char*>(aligned.data()), data.size());
+  std::vector<uint64_t> copy;
+  const std::string_view view = aligned({data.c_str(), data.size()}, copy);
   std::unique_ptr<Verdict> v;
   Sparse s;
   {

@@ -43,9 +43,8 @@ class PyProgram {
             std::optional<std::string> isa)
       : keep_(nb::make_tuple(tape, bound, pools)) {
     const std::string_view text(tables.c_str(), tables.size());
-    std::vector<uint64_t> words((text.size() + 7) / 8);
-    std::memcpy(words.data(), text.data(), text.size());
-    const Tables view({reinterpret_cast<const char*>(words.data()), text.size()});
+    std::vector<uint64_t> words;
+    const Tables view(aligned(text, words));
     names_ = nb::cast<nb::dict>(nb::module_::import_("json").attr("loads")(nb::str(view.names.data(), view.names.size())));
     size_t i = 0;
     for (nb::handle b : names_["buffers"]) buffer_index_[nb::cast<std::string>(b[0])] = int64_t(i++);

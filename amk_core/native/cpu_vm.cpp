@@ -16,12 +16,6 @@ constexpr int64_t kPageBytes = 4096;
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 int64_t bytes_of(const BufferRow& b) { return (b.rows * b.cols * b.bits + 7) / 8; }
 
-std::string_view copy_aligned(std::string_view data, std::vector<uint64_t>* to) {
-  to->assign((data.size() + 7) / 8, 0);
-  std::memcpy(to->data(), data.data(), data.size());
-  return {reinterpret_cast<const char*>(to->data()), data.size()};
-}
-
 // Seeded delays: a few pauses, a lost time slice or a short sleep, at about a third of the places that ask.
 class Jitter {
  public:
@@ -87,7 +81,7 @@ Program::Memory Program::map(int64_t size) {
 }
 
 Program::Program(const Setup& setup)
-    : tables_(copy_aligned(setup.tables, &table_words_)), bound_(setup.bound), counters_(nullptr, Unmap{0}) {
+    : tables_(copy_aligned(setup.tables, table_words_)), bound_(setup.bound), counters_(nullptr, Unmap{0}) {
   machine_ = {&tables_, setup.kernels, setup.tape_bf16, setup.fast};
   if (tables_.steps < 1) throw LoadError("tables: steps is " + std::to_string(tables_.steps) + ", required is at least 1");
   allocate(setup);

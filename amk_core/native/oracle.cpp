@@ -769,10 +769,8 @@ class Oracle {
 using Answer = std::tuple<uint32_t, int64_t, std::string, std::vector<std::string>>;
 
 Answer oracle(nb::bytes tables, int64_t max_states, bool atomic) {
-  // Spans want 8-byte alignment, which the payload of a bytes object does not promise.
-  std::vector<uint64_t> copy(tables.size() / 8 + 1);
-  std::memcpy(copy.data(), tables.c_str(), tables.size());
-  const Tables t({reinterpret_cast<const char*>(copy.data()), tables.size()});
+  std::vector<uint64_t> copy;
+  const Tables t(aligned({tables.c_str(), tables.size()}, copy));
   Oracle o(t, max_states, atomic);
   {
     nb::gil_scoped_release release;

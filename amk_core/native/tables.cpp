@@ -32,6 +32,16 @@ void Tables::check_offsets(std::span<const int64_t> off, int64_t rows, size_t en
   if (!ok) throw TableError(std::string("tables: offsets of ") + name + " are damaged");
 }
 
+std::string_view copy_aligned(std::string_view data, std::vector<uint64_t>& to) {
+  to.assign((data.size() + 7) / 8, 0);
+  std::memcpy(to.data(), data.data(), data.size());
+  return {reinterpret_cast<const char*>(to.data()), data.size()};
+}
+
+std::string_view aligned(std::string_view data, std::vector<uint64_t>& to) {
+  return reinterpret_cast<uintptr_t>(data.data()) % 8 ? copy_aligned(data, to) : data;
+}
+
 Tables::Tables(std::string_view data) : data_(data) {
   uint32_t version = 0, n = 0;
   if (data.size() >= 16) {

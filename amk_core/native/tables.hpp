@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace amk {
 
@@ -29,6 +30,11 @@ struct VariableRow {
 enum AccessFlag : int32_t { kWrite = 1, kMaybe = 2, kAsync = 4, kPrevEpoch = 8 };
 enum BufferKind : int64_t { kActivation, kWeight, kTable, kKv, kInput, kOutput, kToken };
 enum Lifetime : int64_t { kStep, kPersistent, kHost };
+
+// Tables wants its bytes to start on a multiple of 8, which the payload of a bytes object does by accident only.
+std::string_view copy_aligned(std::string_view data, std::vector<uint64_t>& to);
+// The same without a copy where `data` starts so already.
+std::string_view aligned(std::string_view data, std::vector<uint64_t>& to);
 
 class Tables {
  public:

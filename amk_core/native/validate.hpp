@@ -54,9 +54,7 @@ struct Finding {
 struct Report {
   std::vector<Finding> findings;
   std::array<i64, kRules> count{};
-  bool undecided = false;
   void add(Finding f) {
-    undecided |= f.undecided;
     if (count[f.rule]++ < kMaxPerRule) findings.push_back(std::move(f));
   }
   bool empty() const { return findings.empty(); }
@@ -99,7 +97,6 @@ struct Model {
   std::vector<i32> init;                         // rects
   std::vector<i32> group_of;                     // per buffer: aliasing buffers share a group
   std::vector<char> readonly_;                   // per buffer
-  std::vector<char> has_task;                    // unused queues have none
   mutable i64 meetings = 0;                      // spent on the question where ranges meet
 
   bool load(Report&);  // REF and COUNT; false: stop here
@@ -115,7 +112,6 @@ struct Model {
   std::optional<Range> range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem);
   bool ends_inside(const AffineRow& r, i64 limit) const;
   std::map<std::array<i64, 7>, i32> affine_index_;
-  friend struct ModelBuilder;
 };
 
 // ---- live

@@ -1,7 +1,6 @@
 // What clocks say: order, lag, the exact grant of a wait, and how many steps may be written out.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "validate_rows.hpp"
 

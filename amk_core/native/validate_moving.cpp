@@ -1,6 +1,5 @@
 // RACE and COVER where ranges move: pairs of rectangles, induction over steps, and small cases written out.
 #include <algorithm>
-#include <numeric>
 
 #include "validate.hpp"
 

@@ -1,6 +1,5 @@
 // Overlap of rectangles of different buffers, and over the values of launch variables.
 #include <algorithm>
-#include <numeric>
 
 #include "validate.hpp"
 

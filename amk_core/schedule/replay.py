@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from amk_core.schedule.explain import blocked
 from amk_core.schedule.explanation import Blocked, Explanation, Touch
 from amk_core.schedule.ir import MAYBE, PREV_EPOCH, WRITE, Lifetime, Schedule
-from amk_core.schedule.walk import Event, Instance, Rect, Walk, byte_ranges, rectangle
+from amk_core.schedule.walk import Event, Instance, Rect, Walk, byte_ranges, initial_rectangle, rectangle
 
 MAX_INSTANCES = 20_000  # of a replay without a witness: as many steps as fit, at least one
 MAX_STEPS = 64
@@ -67,7 +67,7 @@ class Bodies:
         s, c = walk.s, walk.s.columns
         self._per_queue = {p.id: p.per_queue for p in s.pools}
         for x in range(len(c.init_buffer)):
-            rect = _initial(s, x, walk.values)
+            rect = initial_rectangle(s, x, walk.values)
             for q in range(s.n_queues):
                 space, ranges = self.place(int(c.init_buffer[x]), rect, q)
                 for lo, hi in ranges:
@@ -146,9 +146,10 @@ def two_orders(e: Explanation) -> TwoOrders:
     return TwoOrders(first, second, e.common, _ordered(e, (first, second)), _ordered(e, (second, first)))
 
 
-def _after(e: Explanation, order: Sequence[Instance]) -> Bodies:
+def _after(e: Explanation, order: Sequence[Instance] = ()) -> Bodies:
     """The run of the explanation, then these instances one after the other."""
-    walk = Walk(e.schedule, e.values, steps=1 + max(i for i, _ in (*order, *((x.step, x.task) for x in e.steps))), tags=e.tags)
+    reached = [*order, *((x.step, x.task) for x in e.steps), *([] if e.entry is None else [e.entry])]
+    walk = Walk(e.schedule, e.values, steps=1 + max(i for i, _ in reached), tags=e.tags)
     bodies = Bodies(walk)
     for queue in [x.queue for x in e.steps] + [walk.place[t][0] for _, t in order]:
         if walk.missing(queue) is not None:
@@ -177,26 +178,16 @@ def _stop_orders(e: Explanation) -> TwoOrders:
     offset = e.schedule.buffers[t.buffer].offset
     lo, hi = t.ranges[0][0] + offset, t.ranges[0][1] + offset
     found = []
-    for order in ([decides], []):
-        bodies = _before_entry(e, decides) if order else _after_run(e)
+    for bodies in (_before_entry(e, decides), _after(e)):
         space, _ = bodies.place(t.buffer, t.rect, bodies.walk.place[t.task][0])
         found.append((Seen(None, tuple(bodies.memory.read(space, lo, hi))),))
     return TwoOrders(decides, e.entry, (lo, hi), found[0], found[1])
 
 
-def _after_run(e: Explanation) -> Bodies:
-    assert e.entry is not None
-    walk = Walk(e.schedule, e.values, steps=max([e.entry[0], *(x.step for x in e.steps)]) + 1, tags=e.tags)
-    bodies = Bodies(walk)
-    for x in e.steps:
-        bodies.run(walk.advance(x.queue))
-    return bodies
-
-
 def _before_entry(e: Explanation, decides: Instance) -> Bodies:
     """The run, and whatever the deciding task needs, and that task; the queue of the entry stays where it is."""
     assert e.entry is not None
-    bodies = _after_run(e)
+    bodies = _after(e)
     walk = bodies.walk
     limits = [len(ids) * (decides[0] + 1) for ids in walk.queues]
     limits[walk.place[decides[1]][0]] = walk.index(decides) + 1
@@ -290,18 +281,3 @@ def threads(s: Schedule, steps: int, spin_timeout_s: float, seed: int = 0) -> La
     for t in crew:
         t.join()
     return Launch("one thread a queue", sum(walk.done), bodies.seen, tuple(bodies.unwritten()), blocked(walk))
-
-
-def _initial(s: Schedule, x: int, values: Sequence[int]) -> Rect:
-    """An initial range, taken at step 0."""
-    c, out = s.columns, list[int]()
-    for lo, hi, affine in ((c.init_r0, c.init_r1, c.init_raff), (c.init_c0, c.init_c1, c.init_caff)):
-        row = int(affine[x])
-        if row < 0:
-            out += [int(lo[x]), int(hi[x])]
-            continue
-        add, var, _, mod, length, length_var, _ = (int(n) for n in c.affine[row])
-        begin = add + (values[var] if var >= 0 else 0)
-        begin = begin % mod if mod else begin
-        out += [begin, begin + length + (values[length_var] if length_var >= 0 else 0)]
-    return out[0], out[1], out[2], out[3]

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from amk_core.schedule.ir import DTYPE_BITS, PREV_EPOCH, WRITE, Schedule
+from amk_core.schedule.ir import DTYPE_BITS, I32, I64, PREV_EPOCH, WRITE, Schedule
 
 Instance = tuple[int, int]  # (step, task)
 Rect = tuple[int, int, int, int]  # rows [r0, r1), columns [c0, c1)
@@ -46,13 +46,25 @@ def least_values(s: Schedule) -> list[int]:
 def rectangle(s: Schedule, access: int, step: int, values: Sequence[int]) -> Rect:
     """The elements that an access touches in a step, for these values of the launch variables."""
     c = s.columns
+    rows, cols = (c.acc_r0, c.acc_r1, c.acc_raff), (c.acc_c0, c.acc_c1, c.acc_caff)
+    return _rectangle(s, (rows, cols), access, step, values)
+
+
+def initial_rectangle(s: Schedule, x: int, values: Sequence[int]) -> Rect:
+    """The elements of an initial range, which is taken at step 0."""
+    c = s.columns
+    return _rectangle(s, ((c.init_r0, c.init_r1, c.init_raff), (c.init_c0, c.init_c1, c.init_caff)), x, 0, values)
+
+
+def _rectangle(s: Schedule, ranges: Sequence[tuple[I64, I64, I32]], x: int, step: int, values: Sequence[int]) -> Rect:
+    """Row ``x`` of the columns (start, end, affine) of rows and of columns."""
     out: list[int] = []
-    for lo, hi, affine in ((c.acc_r0, c.acc_r1, c.acc_raff), (c.acc_c0, c.acc_c1, c.acc_caff)):
-        row = int(affine[access])
+    for lo, hi, affine in ranges:
+        row = int(affine[x])
         if row < 0:
-            out += [int(lo[access]), int(hi[access])]
+            out += [int(lo[x]), int(hi[x])]
             continue
-        add, var, stride, mod, length, length_var, length_stride = (int(x) for x in c.affine[row])
+        add, var, stride, mod, length, length_var, length_stride = (int(n) for n in s.columns.affine[row])
         start = add + stride * step + (values[var] if var >= 0 else 0)
         if mod:
             start %= mod

@@ -65,9 +65,7 @@ class Card:
             if b.kind is Kind.TABLE:
                 key = f"{b.name} {b.rows}"
                 if key not in self._tables:
-                    self._tables[key] = self.device.upload(
-                        np.ascontiguousarray(model.constant(b.name, b.dtype, b.rows)).view(np.uint8)
-                    )
+                    self._tables[key] = self.device.upload(model.constant(b.name, b.dtype, b.rows))
                 bound[b.name] = self._tables[key]
         return CudaVM(
             tables.pack(schedule), certificate, task_weight=self._layout.locate(schedule), tape=self._tape, bound=bound,
@@ -114,8 +112,8 @@ class Packer:
             matrix, want = provider(name), (int(mine[:, 2].max()), int(mine[0, 3]))
             if matrix.shape != want:
                 raise TapeError(f"weight {name} is {list(matrix.shape)}, the schedule expects {list(want)}")
-            rows = self._device.upload(np.ascontiguousarray(matrix.astype(ml_dtypes.bfloat16, copy=False)).view(np.uint16))
-            self._put(rows, want[1], np.ascontiguousarray(mine[:, [1, 2, 4]]), tape)
+            rows = self._device.upload(matrix.astype(ml_dtypes.bfloat16, copy=False))
+            self._put(rows, want[1], mine[:, [1, 2, 4]], tape)
         return tape
 
     def _put(self, rows: Memory, k: int, segments: npt.NDArray[np.int64], tape: Memory) -> None:

@@ -72,7 +72,8 @@ class CudaVM:
         self._s = s = tables.unpack(data)
         self._device, facts = device, device.facts
         self._dims = dims = Dims.of(s)
-        self._ranges = LaunchRanges(s, dims.rows // dims.chunk, dims.chunk)
+        self._sequences = dims.rows // dims.chunk
+        self._ranges = LaunchRanges(s, self._sequences, dims.chunk)
         if not facts.cooperative:
             raise CudaError(f"{facts.name} has no cooperative launch, which the device VM needs; use backend='cpu'")
         if facts.driver // 1000 < nvrtc.version()[0]:
@@ -102,14 +103,14 @@ class CudaVM:
             end = int((program.tiles["offset"] + program.tiles["units"].astype(np.uint64) * np.uint64(UNIT_BYTES)).max())
             if end > self._tape.size:
                 raise ProgramError(f"the schedule streams up to byte {end} of a tape of {self._tape.size}")
-        self._kept = [
-            device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1))
-            for a in (program.tasks, program.queue_off, program.tiles, program.tile_off, program.more_waits, program.more_signals)
-        ]
+        self._kept = {
+            "tasks": device.upload(program.tasks), "queue_off": device.upload(program.queue_off),
+            "tiles": device.upload(program.tiles), "tile_off": device.upload(program.tile_off),
+            "waits": device.upload(program.more_waits), "signals": device.upload(program.more_signals),
+        }  # fmt: skip
         self._program = program
         self._counters = device.memory(max(1, program.n_counters) * COUNTER_STRIDE * 4)
         self._control = Control(device)
-        self._sequences = dims.rows // dims.chunk
         self._ring_memory = HostMemory(device, 8 * s.steps * self._sequences)
         self._ring = TokenRing(self._ring_memory.bytes.view(np.uint64), s.steps, self._sequences)
         self._trace = device.memory(16 * s.steps * s.n_tasks if trace else 16)
@@ -117,7 +118,7 @@ class CudaVM:
         self._stream, self._side = device.stream(), device.stream()
         self._handles += [("cuStreamDestroy", self._stream), ("cuStreamDestroy", self._side)]
         self._launch = np.zeros(1, LAUNCH)
-        for name, m in zip(("tasks", "queue_off", "tiles", "tile_off", "waits", "signals"), self._kept, strict=True):
+        for name, m in self._kept.items():
             self._launch[name] = m.address
         self._launch["tape"], self._launch["counters"] = self._tape.address, self._counters.address
         for name in ("halt", "fault", "variables"):
@@ -177,13 +178,16 @@ class CudaVM:
         self.memory.refresh(names)
 
     # -- launches
+    def _need_idle(self) -> None:
+        if self._running:
+            raise ValueError("a launch is in flight; wait for it or abort it first")
+
     def launch(
         self, steps: int, variables: Sequence[int], *, spin_timeout_s: float = SPIN_TIMEOUT_S,
         perturb_seed: int | None = None, poison: bool = False,
     ) -> None:  # fmt: skip
         """See :class:`amk_core.vm.VirtualMachine`."""
-        if self._running:
-            raise ValueError("a launch is in flight; wait for it or abort it first")
+        self._need_idle()
         if perturb_seed is not None:
             raise ValueError("the CUDA VM cannot perturb its timing; leave perturb_seed out")
         self._ranges.check(steps, variables)
@@ -233,15 +237,13 @@ class CudaVM:
 
         ``feed``: every replay is given the tokens it starts from; else it goes on from those on the card.
         """
-        if self._running:
-            raise ValueError("a launch is in flight; wait for it or abort it first")
+        self._need_idle()
         self._ranges.check(steps, variables)
         return self._device.capture(self._stream, lambda: self.enqueue(steps, variables, spin_timeout_s, feed=feed), steps)
 
     def replay(self, graph: Graph, variables: Sequence[int], first: Sequence[int] | None = None) -> None:
         """Start a captured launch with other variables, and, where it was captured with ``feed``, from the tokens ``first``."""
-        if self._running:
-            raise ValueError("a launch is in flight; wait for it or abort it first")
+        self._need_idle()
         if first is not None:
             self._feed.bytes.view(np.int32)[:] = first
         self._ranges.check(graph.steps, variables)
@@ -249,20 +251,25 @@ class CudaVM:
         graph.launch(self._stream)
         self._running = True
 
+    def _place(self, task: int) -> tuple[int, int]:
+        """Where a task stands in the program, and where its tile does, if it has one; both stand in queue order."""
+        place = int(np.flatnonzero(self._program.tasks["id"] == task)[0])
+        return place, int(self._program.streams[:place].sum())
+
     def run_task(self, task: int, variables: Sequence[int], steps: int = 1, spin_timeout_s: float = SPIN_TIMEOUT_S) -> None:
         """The body of one task alone, without waits and signals, in steps 0 to ``steps``; buffers stay as the card has them.
 
         A task with tagged inputs finds only those of one step: ask for one, and store elements {value, 1}.
         """
         p = self._program
-        place = int(np.flatnonzero(p.tasks["id"] == task)[0])
+        place, tile = self._place(task)
         record = p.tasks[place : place + 1].copy()
         record["n_waits"] = record["n_signals"] = 0
-        mine = p.tiles[int(p.streams[:place].sum()) :][: int(p.streams[place])]  # tiles stand in queue order
+        mine = p.tiles[tile : tile + int(p.streams[place])]
         whole = self._launch.copy()
         arrays = {"tasks": record, "queue_off": np.array([0, 1], np.int32), "tiles": mine,
                   "tile_off": np.array([0, len(mine)], np.int32)}  # fmt: skip
-        kept = {name: self._device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1)) for name, a in arrays.items()}
+        kept = {name: self._device.upload(a) for name, a in arrays.items()}
         try:
             for name, memory in kept.items():
                 self._launch[name] = memory.address
@@ -365,8 +372,7 @@ class CudaVM:
 
     def variables(self, position: int, tokens: int) -> list[int]:
         """Launch variables of sequences that all stand at ``position`` and have ``tokens`` tokens to come."""
-        batch = self._dims.rows // self._dims.chunk
-        return [position] * batch + [tokens] * batch
+        return [position] * self._sequences + [tokens] * self._sequences
 
     @property
     def tape(self) -> Memory:
@@ -375,14 +381,14 @@ class CudaVM:
 
     def tile(self, task: int) -> tuple[int, int]:
         """Bytes [start, end) of the tape that a task reads; (0, 0) where it reads none."""
-        place = int(np.flatnonzero(self._program.tasks["id"] == task)[0])
+        place, at = self._place(task)
         if self._dims.exact:
             _, first, end, k = (int(x) for x in tiles(self._s)[task])
             start = int(self._program.tasks["weight"][place]) - self._tape.address
             return (start, start + (end - first) * -(-k // LANES) * LANES * 4) if first >= 0 else (0, 0)
         if not self._program.streams[place]:
             return 0, 0
-        tile = self._program.tiles[int(self._program.streams[:place].sum())]
+        tile = self._program.tiles[at]
         return int(tile["offset"]), int(tile["offset"]) + int(tile["units"]) * UNIT_BYTES
 
     def trace_records(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:

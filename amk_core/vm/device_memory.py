@@ -75,7 +75,7 @@ class DeviceBuffers:
         if isinstance(a, Memory):
             self.own[i] = a
             return
-        self.own[i] = self._device.upload(np.ascontiguousarray(a).view(np.uint8).reshape(-1))
+        self.own[i] = self._device.upload(a)
         if self._s.buffers[i].kind is Kind.INPUT:
             self._inputs[i] = a
 

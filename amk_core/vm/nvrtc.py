@@ -189,7 +189,7 @@ def _compile(nvrtc: Any, files: Mapping[str, bytes], options: list[str], arch: s
     try:
         status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
         size = call("nvrtcGetProgramLogSize", program)
-        raw = b" " * size
+        raw = bytes(size + 1)  # written into: not b" " * size, of which an empty log would get the one that all of Python shares
         call("nvrtcGetProgramLog", program, raw)
         log = raw.decode(errors="replace").rstrip("\0 ")
         if int(status):

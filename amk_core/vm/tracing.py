@@ -41,7 +41,7 @@ class Timeline:
     @property
     def queue(self) -> npt.NDArray[np.int64]:
         """The queue of each place of the records."""
-        return np.repeat(np.arange(self.schedule.n_queues), np.diff(self.schedule.columns.queue_off))
+        return _queues(self.schedule)
 
     @property
     def first(self) -> int:
@@ -68,6 +68,18 @@ class Region:
     share: float
 
 
+def _queues(s: Schedule) -> npt.NDArray[np.int64]:
+    """The queue of each place of the records."""
+    return np.repeat(np.arange(s.n_queues), np.diff(s.columns.queue_off))
+
+
+def _places(s: Schedule) -> npt.NDArray[np.int64]:
+    """The place of each task in the records."""
+    out = np.empty(s.n_tasks, np.int64)
+    out[s.columns.queue_task] = np.arange(s.n_tasks)
+    return out
+
+
 def timeline(s: Schedule, records: npt.NDArray[np.uint32], anchors: npt.NDArray[np.uint64]) -> Timeline:
     """Fit every queue's clock to the card's timer, which ticks every 32 ns.
 
@@ -91,16 +103,15 @@ def timeline(s: Schedule, records: npt.NDArray[np.uint32], anchors: npt.NDArray[
     ns = (anchors[..., 1].astype(np.int64) - zero).astype(np.float64)
     rate, offset = np.zeros(s.n_queues), ns[:, 0]
     rate[used] = (ns[used, 1] - ns[used, 0]) / clock[used, 1]
-    queue = np.repeat(np.arange(s.n_queues), np.diff(s.columns.queue_off))
+    queue = _queues(s)
     start = (anchors[:, 0, 0] % np.uint64(_WRAP)).astype(np.int64)
     ticks = (records.astype(np.int64) - start[queue][None, :, None]) % _WRAP
     # Behind the first wrap of the low word, time goes on: a queue's records are in order.
-    flat = ticks.reshape(len(records), s.n_tasks, 4)
     for q in np.flatnonzero(used):
         a, e = int(s.columns.queue_off[q]), int(s.columns.queue_off[q + 1])
-        mine = flat[:, a:e].reshape(-1)
-        flat[:, a:e] = (mine + np.concatenate([[0], np.cumsum(np.diff(mine) < 0)]) * _WRAP).reshape(len(records), e - a, 4)
-    us = (flat * rate[queue][None, :, None] + offset[queue][None, :, None]) / 1e3
+        mine = ticks[:, a:e].reshape(-1)
+        ticks[:, a:e] = (mine + np.concatenate([[0], np.cumsum(np.diff(mine) < 0)]) * _WRAP).reshape(len(records), e - a, 4)
+    us = (ticks * rate[queue][None, :, None] + offset[queue][None, :, None]) / 1e3
     return Timeline(s, us, float(rate[used].max() / rate[used].min() - 1))
 
 
@@ -109,9 +120,7 @@ def causality_us(t: Timeline) -> float:
 
     Waits for all signals of a counter in the same step are looked at.
     """
-    c, us = t.schedule.columns, t.us
-    order = np.empty(t.schedule.n_tasks, np.int64)
-    order[c.queue_task] = np.arange(t.schedule.n_tasks)
+    c, us, order = t.schedule.columns, t.us, _places(t.schedule)
     signals = np.repeat(np.arange(t.schedule.n_tasks), np.diff(c.sig_off))
     last = np.full((len(us), len(t.schedule.counters)), -np.inf)
     for step in range(len(us)):
@@ -196,8 +205,7 @@ def hand_offs(t: Timeline) -> str:
 
     A tagged task is ready when its first warp has its values; its signal is the end of its body.
     """
-    us, order = t.us, np.empty(t.schedule.n_tasks, np.int64)
-    order[t.schedule.columns.queue_task] = np.arange(t.schedule.n_tasks)  # task -> place in the records
+    us, order = t.us, _places(t.schedule)
     rows: dict[str, list[list[float]]] = {}
     for (_, before), (name, ids) in itertools.pairwise(phases(t.schedule)):
         made, mine = order[before], order[ids]

@@ -168,10 +168,7 @@ def test_memory_keeps_the_last_writer_of_every_byte() -> None:
 def test_replays_agree_with_the_verdict(name: str) -> None:
     """Accepted: every order ends, finds what it needs, and the same.  A race with a run: the two orders differ."""
     for index in range(6):
-        try:
-            s = Schedule.from_json(schedule_json(name, 77, index))
-        except IndexError:
-            continue  # this mutation does not apply to the schedule drawn
+        s = Schedule.from_json(schedule_json(name, 77, index))
         verdict = validate(s, certificate=False)
         if verdict.accepted:
             steps = min(s.steps, 4)

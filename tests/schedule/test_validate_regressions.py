@@ -24,10 +24,7 @@ def test_named_regressions(known: Regression) -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_same_verdict_as_the_oracle(name: str) -> None:
     for index in range(25):
-        try:
-            schedule = Schedule.from_json(schedule_json(name, 20_26, index))
-        except IndexError:
-            continue  # this mutation does not apply to the schedule drawn
+        schedule = Schedule.from_json(schedule_json(name, 20_26, index))
         tables = pack(schedule)
         truth = oracle.label(schedule, tables, atomic=True)
         verdict = validate(schedule)

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from host_compiler import compiled
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("litmus.cpp")
@@ -20,16 +21,7 @@ CAUGHT_BY_VALUE = {"producers", "tagged", "overtaking", "stop", "epoch"}  # the 
 
 
 def compile_with(folder: Path, *flags: str) -> Path:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    out = folder / "litmus"
-    command = [compiler, "-std=c++20", "-pthread", *flags, f"-I{ROOT / 'vm'}", str(SOURCE), "-o", str(out)]
-    built = subprocess.run(command, capture_output=True, text=True)
-    if built.returncode != 0 and "tsan" in built.stderr:
-        pytest.skip("this compiler has no ThreadSanitizer runtime")
-    assert built.returncode == 0, built.stderr
-    return out
+    return compiled(folder / "litmus", [SOURCE], "-pthread", *flags, f"-I{ROOT / 'vm'}")
 
 
 @pytest.fixture(scope="module")
