@@ -19,7 +19,7 @@ import numpy as np
 
 from amk_bench import instruments
 from amk_bench.device_cases import CASES, Array, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
-from amk_bench.device_timing import POSITIONS, Timing, measure, report, timed_vm, trace
+from amk_bench.device_timing import POSITIONS, Timing, measure, report, timed_vm, trace, traced
 from amk_bench.results import write_atomically
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import ops
@@ -189,6 +189,7 @@ def timings(args: argparse.Namespace) -> int:
     device = Device()
     print(device.facts)
     rows: list[Timing] = []
+    traces: list[dict[str, Any]] = []
     failed = 0
     read = instruments.for_cuda(device).bandwidth()
     assert read is not None
@@ -209,17 +210,18 @@ def timings(args: argparse.Namespace) -> int:
                           f"floor {t.floor_us:.0f}; random weights", flush=True)  # fmt: skip
                     rows.append(t)
                 if args.trace:
-                    traced = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
-                                      trace=True, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
+                    tracer = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
+                                      batch=batch, trace=True, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
                     for position in positions or POSITIONS[model]:
-                        axis = trace(traced, position)
+                        axis = trace(tracer, position)
                         print(f"{model} at position {position}, microseconds")
                         print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
+                        traces.append(traced(model, position, batch, config, tracer.tape.size, axis))
             except Exception as e:
                 print(f"FAIL {model} {text}: {type(e).__name__}: {e}", flush=True)
                 failed = 1
     if args.out is not None:
-        write_atomically(args.out, report(rows, device.facts, args.commit, read))
+        write_atomically(args.out, report(rows, device.facts, args.commit, read, traces))
         print(f"samples and fingerprint: {args.out}")
     return failed
 
@@ -234,8 +236,8 @@ def precompile(args: argparse.Namespace) -> int:
         lower(GRAPH_SHAPES[m], None, Target.named("h200"), Geometry(context=256), "fast") for m in args.models.split(",") if m
     ]
     for s in schedules:
-        for traced in (False, True) if s.meta["model"] in POSITIONS else (False,):
-            cubin = nvrtc.build(plan_build(Dims.of(s), "sm_90", 232_448, trace=traced).defines, "sm_90", args.cache)
+        for tracer in (False, True) if s.meta["model"] in POSITIONS else (False,):
+            cubin = nvrtc.build(plan_build(Dims.of(s), "sm_90", 232_448, trace=tracer).defines, "sm_90", args.cache)
             k = cubin.kernel("amk_run")
             print(
                 s.meta["model"],

@@ -131,13 +131,27 @@ def measure(
     return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / bytes_per_s * 1e6)
 
 
-def report(rows: Sequence[Timing], facts: Any, commit: str, bandwidth: Bandwidth) -> dict[str, Any]:
-    """What a run leaves behind: samples, bandwidth and fingerprint.  There is no baseline and no gate in it, so it is no result."""
+def report(
+    rows: Sequence[Timing], facts: Any, commit: str, bandwidth: Bandwidth, traces: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """What a run leaves behind: samples, bandwidth, fingerprint, and what :func:`traced` said where a tracer ran.
+
+    There is no baseline and no gate in it, so it is no result.
+    """
     command = ["python", "-m", "amk_bench.device_check", *fingerprint.without_places(sys.argv[1:])]
     stamp = fingerprint.take(probe(), facts.arch, facts.name, command, {}, Path.cwd(), commit)
     timings = [{**dataclasses.asdict(t), "median_us": t.us, "weights": "random"} for t in rows]
     read = dataclasses.asdict(bandwidth)
-    return {"amk": {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "bandwidth": read, "timings": timings}}
+    doc = {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "bandwidth": read, "timings": timings}
+    return {"amk": {**doc, "traces": list(traces)} if traces else doc}
+
+
+def traced(
+    model: str, position: int, batch: int, config: Mapping[str, Any], tape_bytes: int, axis: tracing.Timeline
+) -> dict[str, Any]:
+    """One traced launch for :func:`report`: what ran, the bytes of weights that a step reads, its regions and phases."""
+    about = {"model": model, "position": position, "batch": batch, "config": dict(config), "weights": "random"}
+    return {**about, "tape_bytes": tape_bytes, **tracing.summary(axis)}
 
 
 def table(doc: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ no ids: record i of a queue and step is slot i of the queue.  Nothing here needs
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -66,6 +67,28 @@ class Region:
     execute_a_step: float
     hand_off_a_step: float
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The phases of one op: all its tasks of one layer and step.  Microseconds after the last signal of the phase before, means over
+    layers and steps; the ``last_signal`` of all phases, ``a_step`` times each, add up to the step but for its first phase.
+
+    A tagged task is ready when its first warp has its values; its signal is the end of its body.
+
+    Attributes:
+        execute_slowest: how long the body took that ended last.
+    """
+
+    name: str
+    a_step: int
+    ready_least: float
+    ready_median: float
+    ready_most: float
+    end_median: float
+    end_most: float
+    last_signal: float
+    execute_slowest: float
 
 
 def _queues(s: Schedule) -> npt.NDArray[np.int64]:
@@ -200,11 +223,8 @@ def phases(s: Schedule) -> list[tuple[str, npt.NDArray[np.int64]]]:
     return [(name, ids) for _, name, ids in sorted(out, key=lambda x: x[0])]
 
 
-def hand_offs(t: Timeline) -> str:
-    """Phase by phase: microseconds from the last signal of the phase before to ready, to the bodies' end, to the last signal.
-
-    A tagged task is ready when its first warp has its values; its signal is the end of its body.
-    """
+def phase_times(t: Timeline) -> list[Phase]:
+    """Every kind of phase but the first, in the order of the step, timed from the last signal of the phase before."""
     us, order = t.us, _places(t.schedule)
     rows: dict[str, list[list[float]]] = {}
     for (_, before), (name, ids) in itertools.pairwise(phases(t.schedule)):
@@ -217,13 +237,32 @@ def hand_offs(t: Timeline) -> str:
                 [ready.min(), np.median(ready), ready.max(), np.median(end), end.max(), us[step, mine, SIGNALLED].max() - zero,
                  us[step, slow, END] - us[step, slow, READY]]
             )  # fmt: skip
+    steps = len(us) - t.first
+    return [Phase(name, len(r) // steps, *(float(x) for x in np.mean(np.array(r), axis=0))) for name, r in rows.items()]
+
+
+def hand_offs(t: Timeline) -> str:
+    """The phases as text, in microseconds."""
+    steps = len(t.us) - t.first
     lines = ["phase                n | ready min, median, max | end median, max | last signal | execute of the slowest"]
-    for name, r in rows.items():
-        a = np.mean(np.array(r), axis=0)
+    for p in phase_times(t):
         lines.append(
-            f"{name:15s} {len(r):6d} | {a[0]:6.2f} {a[1]:6.2f} {a[2]:6.2f} | {a[3]:7.2f} {a[4]:7.2f} | {a[5]:7.2f} | {a[6]:7.2f}"
+            f"{p.name:15s} {p.a_step * steps:6d} | {p.ready_least:6.2f} {p.ready_median:6.2f} {p.ready_most:6.2f} "
+            f"| {p.end_median:7.2f} {p.end_most:7.2f} | {p.last_signal:7.2f} | {p.execute_slowest:7.2f}"
         )
     return "\n".join(lines)
+
+
+def summary(t: Timeline) -> dict[str, Any]:
+    """Regions and phases as plain values, for a result file; microseconds."""
+    return {
+        "steps": len(t.us) - t.first,
+        "step_us": step_us(t),
+        "spread": t.spread,
+        "off_us": causality_us(t),
+        "regions": [dataclasses.asdict(r) for r in regions(t)],
+        "phases": [dataclasses.asdict(p) for p in phase_times(t)],
+    }
 
 
 def events(t: Timeline) -> Iterator[dict[str, Any]]:

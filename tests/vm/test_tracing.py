@@ -91,6 +91,21 @@ def test_shares_add_up_to_one_and_the_gaps_are_told(schedule: Schedule) -> None:
     assert tracing.step_us(t) == pytest.approx(whole / schedule.n_queues / steps, rel=0.02)
 
 
+def test_phases_follow_each_other_and_add_up_to_the_step_but_for_its_first(schedule: Schedule) -> None:
+    t = tracing.timeline(schedule, *made_up(schedule))
+    told = tracing.summary(t)
+    assert json.loads(json.dumps(told)) == told
+    assert [p["name"] for p in told["phases"]][-2:] == ["lm_head", "sample"]
+    c = schedule.columns
+    place = np.empty(schedule.n_tasks, np.int64)
+    place[c.queue_task] = np.arange(schedule.n_tasks)
+    first, last = (place[np.flatnonzero(c.task_op == ops.CODES[name])] for name in ("embed", "sample"))
+    spans = t.us[1:, last, tracing.SIGNALLED].max(axis=1) - t.us[1:, first, tracing.SIGNALLED].max(axis=1)
+    assert sum(p["a_step"] * p["last_signal"] for p in told["phases"]) == pytest.approx(float(spans.mean()))
+    assert told["step_us"] == tracing.step_us(t)
+    assert told["steps"] == STEPS - 1
+
+
 def test_a_clock_that_wraps_changes_nothing(schedule: Schedule) -> None:
     a, b = (tracing.timeline(schedule, *made_up(schedule, wrap)) for wrap in (False, True))
     np.testing.assert_allclose(a.us, b.us, atol=0.1)
