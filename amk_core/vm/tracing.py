@@ -71,8 +71,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The phases of one op: all its tasks of one layer and step.  Microseconds after the last signal of the phase before, means over
-    layers and steps; the ``last_signal`` of all phases, ``a_step`` times each, add up to the step but for its first phase.
+    """The phases of one op: all its tasks of one layer and step.  Microseconds after the last signal of the phase before, means
+    over layers and steps; the ``last_signal`` of all phases, ``a_step`` times each, add up to the step but for its first phase.
 
     A tagged task is ready when its first warp has its values; its signal is the end of its body.
 
