@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,20 +202,20 @@ def timings(args: argparse.Namespace) -> int:
             layers = config.pop("layers", 0)
             batch = config.pop("batch", 1)
             positions = config.pop("positions", ())
+            make = partial(timed_vm, model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
+                           batch=batch, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
             try:
-                vm = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared, batch=batch,
-                              flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
+                vm = make()
                 for position in positions or POSITIONS[model]:
                     t = measure(model, position, vm, read.bytes_per_s, batch=batch, config=config)
                     print(f"{model:16s} {text:40s} position {position:5d}: {t.us:8.1f} us a token (spread {t.spread * 100:.1f} %), "
                           f"floor {t.floor_us:.0f}; random weights", flush=True)  # fmt: skip
                     rows.append(t)
                 if args.trace:
-                    tracer = timed_vm(model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
-                                      batch=batch, trace=True, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
+                    tracer = make(trace=True)
                     for position in positions or POSITIONS[model]:
                         axis = trace(tracer, position)
-                        print(f"{model} at position {position}, microseconds")
+                        print(f"{model} {text} at position {position}, microseconds")
                         print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
                         traces.append(traced(model, position, batch, config, tracer.tape.size, axis))
             except Exception as e:

@@ -16,8 +16,9 @@ class Fault:
 
     Attributes:
         kind: ``spin-timeout``, ``token-range`` or ``weight-timeout`` (a copy of weights did not end).
-        has, needs: counter value and threshold, or the token id and the vocabulary size; 0 where they do not apply.
-        counter, row: -1 where they do not apply.
+        has, needs: counter value and threshold, or the tag that was seen and the one asked for (tags are steps from 1 on), or the
+            token id and the vocabulary size; 0 where they do not apply.
+        counter, row: -1 where they do not apply; a spin timeout without a counter was a poll of tagged values.
     """
 
     kind: str
@@ -37,7 +38,17 @@ class Fault:
             return f"{where}: row {self.row} has token id {self.has}, the vocabulary has {self.needs}"
         if self.kind == "weight-timeout":
             return f"{where}: the weights of an earlier task of this queue did not arrive; is spin_timeout_s too short?"
+        if self.counter < 0:
+            return f"{where} {self._polled()}"
         return f"{where} waits c{self.counter} >= {self.needs} (has {self.has}) and nothing moves; is spin_timeout_s too short?"
+
+    def _polled(self) -> str:
+        """What became of a poll of tagged values."""
+        step, seen = self.needs - 1, self.has - 1
+        if seen > step:
+            return f"wants a value of step {step}, which step {seen} has overwritten: the schedule races; amk validate says where"
+        there = "none has come" if seen < 0 else "not all have come" if seen == step else f"those of step {seen} are there"
+        return f"polls for values of step {step}, {there} and nothing moves; is spin_timeout_s too short?"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 It works on the same parameters and buffer layouts as the VMs (ops.py) and shares no code with them; the parity suite and the
 tests of the kernels compare against it.  With ``fast`` it rounds where the fast plan rounds (matmul inputs, queries, stored KV
 is rounded by the caller's buffer dtype).
+
+Buffers of tagged elements stand here as the values alone, pairs of bf16 side by side: ``act`` of 2 n columns for n elements.
 """
 
 from __future__ import annotations
@@ -85,11 +87,13 @@ class Step:
             seq, c = divmod(r, p["chunk"])
             if not self.active(seq, c):
                 y[r] = 0
-                self.buf("q")[r, p["row0"] : min(p["row1"], q_end)] = 0
+                self.buf("q")[r, p["row0"] : p["row1"] if p["packed"] else min(p["row1"], q_end)] = 0
                 continue
             pos = self.position(seq, c)
             turned = rotate(y[r, :k_end].reshape(-1, d), self.x("cos")[pos], self.x("sin")[pos]).reshape(-1)
             row = np.concatenate([turned, y[r, k_end:]])
+            if p["packed"]:  # new keys and values behind the queries too
+                self.buf("q")[r, p["row0"] : p["row1"]] = row[p["row0"] : p["row1"]]
             for name, lo, hi, to in (("q", 0, q_end, r), ("k", q_end, k_end, None), ("v", k_end, len(row), None)):
                 a, e = max(lo, p["row0"]), min(hi, p["row1"])
                 if a < e:
@@ -101,9 +105,15 @@ class Step:
         q = self.matmul_input(self.x("q")[seq * p["chunk"] + c, head * d : (head + 1) * d])
         kv = head // p["group"] * d
         rows = seq * p["ctx"] + positions
-        s = self.x("k")[rows, kv : kv + d] @ q * p["scale"]
+        keys, values = (self.x(name)[rows, kv : kv + d] for name in ("k", "v"))
+        if p["packed"] and positions[-1] == self.position(
+            seq, c
+        ):  # the newest ones come with the queries, rounded as the cache rounds
+            new, end = self.x("q")[seq * p["chunk"] + c], p["n_heads"] * d
+            keys[-1], values[-1] = (round_bf16(new[at : at + d]) for at in (end + kv, end + p["n_kv"] * d + kv))
+        s = keys @ q * p["scale"]
         e = np.exp(s - s.max())
-        return float(s.max()), float(e.sum()), e @ self.x("v")[rows, kv : kv + d]
+        return float(s.max()), float(e.sum()), e @ values
 
     def attn(self) -> None:
         p, d, seq = self.p, self.p["head_dim"], self.p["seq"]
@@ -118,6 +128,8 @@ class Step:
                     row = ((seq * p["n_kv"] + p["kv_head"]) * p["chunk"] + c) * p["group"] + j
                     m, total, o = self.attention(seq, c, p["kv_head"] * p["group"] + j, where)
                     self.buf("part")[row, at : at + d + 2] = [m, total, *o]
+        if p["out"] >= 0:  # the task of split 0 merges all splits
+            self.attn_combine()
 
     def merged(self, seq: int, kv_head: int) -> F64:
         """[chunk, group * d]: the attention output from the partials; zeros where a row is not active."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
+from amk_bench import device_check
 from amk_bench.clock import HOST_SLACK_S, TAIL_SLACK_S
-from amk_bench.device_timing import table
+from amk_bench.device_timing import Timing, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,3 +44,32 @@ def test_medians_are_those_of_the_samples() -> None:
             samples = sorted(t["samples_us"])
             assert t["median_us"] == samples[len(samples) // 2]
             assert t["weights"] == "random"
+
+
+def test_what_is_traced_is_the_program_that_was_timed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A batched program's trace is of its batch: both are made from the same settings, but for the tracer."""
+    made: list[tuple[Any, Any]] = []
+
+    def timed_vm(model: str, context: int, device: Any, cache: Any, config: Any, **rest: Any) -> Any:
+        made.append((config, {k: v for k, v in rest.items() if k != "shared"}))
+        return SimpleNamespace(tape=SimpleNamespace(size=1))
+
+    def measure(model: str, position: int, *rest: Any, **more: Any) -> Timing:
+        return Timing(model, position, more["batch"], {}, 32, (1.0,), 1.0)
+
+    from amk_core.vm import driver
+
+    monkeypatch.setattr(driver, "Device", lambda: SimpleNamespace(facts="a card"))
+    read = SimpleNamespace(bandwidth=lambda: SimpleNamespace(bytes_per_s=1e12))
+    monkeypatch.setattr(device_check.instruments, "for_cuda", lambda device: read)
+    monkeypatch.setattr(device_check, "timed_vm", timed_vm)
+    monkeypatch.setattr(device_check, "measure", measure)
+    monkeypatch.setattr(device_check, "trace", lambda vm, position: SimpleNamespace())
+    monkeypatch.setattr(device_check, "traced", lambda *rest: None)
+    monkeypatch.setattr(device_check.tracing, "table", lambda axis: "table")
+    monkeypatch.setattr(device_check.tracing, "hand_offs", lambda axis: "hand-offs")
+    config = '{"batch": 4, "positions": [16], "handoff": "counter", "flight": [2, 2, 1]}'
+    assert device_check.main(["time", "--models", "smollm2-135m", "--config", config, "--trace"]) == 0
+    settings = {"batch": 4, "flight": (2, 2, 1), "layers": 0}
+    assert made == [({"handoff": "counter"}, settings), ({"handoff": "counter"}, settings | {"trace": True})]
+    assert capsys.readouterr().out.count("hand-offs") == 1

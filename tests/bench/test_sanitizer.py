@@ -57,6 +57,8 @@ def test_hazards_are_read_block_by_block() -> None:
         ("racecheck", RACE.format(writer="copy_slot"), False),  # steering words are atomic in this build
         ("racecheck-raw", RACE.format(writer="copy_slot"), True),
         ("racecheck-raw", RACE.format(writer="tile_argmax"), False),
+        ("racecheck-raw", "========= Warning: Maximum number of hazards reached.\n" + RACE.format(writer="copy_slot"), False),
+        ("initcheck", "target done\n========= ERROR SUMMARY: 0 errors", True),
         ("memcheck", "========= Error: Device not supported", False),
     ],
 )

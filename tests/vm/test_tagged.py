@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,29 @@ def test_a_value_that_never_comes_ends_in_a_fault_that_names_the_reader() -> Non
         vm.wait()
     assert e.value.fault.kind == "spin-timeout"
     assert e.value.fault.counter == -1 or e.value.fault.op == "embed"
+    assert "nothing moves" in str(e.value)
+
+
+def test_a_value_that_was_overwritten_is_a_fault_at_once_and_never_a_value() -> None:
+    """One tile of the head alone waits for the sampler of the step behind, and nobody waits for the tile: its input is gone."""
+    s = tagged(2).to_json()
+    head = [t["id"] for t in s["tasks"] if t["op"] == "lm_head"]
+    sampler = next(t for t in s["tasks"] if t["op"] == "sample")
+    sampled = next(c["id"] for c in s["counters"] if c["name"] == "sample")
+    s["queues"] = [[t["id"] for t in s["tasks"] if t["id"] != head[-1]], [head[-1]]]
+    s["tasks"][head[-1]]["waits"], sampler["waits"] = [[sampled, 2]], []  # two samplings
+    racing = Schedule.from_json(s)
+    assert not validate(racing).accepted
+    vm = program(racing)
+    start = time.monotonic()
+    vm.launch(2, [0, 2], spin_timeout_s=60.0)
+    with pytest.raises(VmFault) as e:
+        vm.wait()
+    assert time.monotonic() - start < 30.0  # not the bound: a newer tag never goes away
+    fault = e.value.fault
+    assert (fault.kind, fault.task, fault.op, fault.step) == ("spin-timeout", head[-1], "lm_head", 0)
+    assert (fault.counter, fault.has, fault.needs) == (-1, 2, 1)  # the tag that was seen and the one that was asked for
+    assert "wants a value of step 0, which step 1 has overwritten" in str(fault)
 
 
 def test_tagged_tasks_touch_what_their_contracts_declare() -> None:
