@@ -56,7 +56,7 @@ def open_model(model: str | os.PathLike[str] | torch.nn.Module) -> ImportedModel
     path = hub.resolve(model)
     graph = _graph(path, model)
     source = weights.from_directory(graph, path)
-    return ImportedModel(dataclasses.replace(graph, stored_dtype=source.stored_dtype()), source, path, _tokenizer_path(path))
+    return ImportedModel(dataclasses.replace(graph, stored_dtype=source.stored_dtype()), source, path, tokenizer_path(path))
 
 
 def open_graph(model: str | os.PathLike[str]) -> ModelGraph:
@@ -86,7 +86,8 @@ def _generation(path: Path) -> dict[str, Any] | None:
     return x if isinstance(x, dict) else None
 
 
-def _tokenizer_path(path: Path) -> Path | None:
+def tokenizer_path(path: Path) -> Path | None:
+    """The folder itself where it holds a tokenizer, else None."""
     return path if any((path / f).is_file() for f in TOKENIZER_FILES) else None
 
 
@@ -105,5 +106,5 @@ def _open_live(model: Any) -> ImportedModel:
     graph = config.graph_from_config(c, Path(name).name or kind, generation)
     source = weights.from_model(graph, model)
     folder = Path(name)
-    tokenizer = _tokenizer_path(folder) if folder.is_dir() else None
+    tokenizer = tokenizer_path(folder) if folder.is_dir() else None
     return ImportedModel(dataclasses.replace(graph, stored_dtype=source.stored_dtype()), source, None, tokenizer)

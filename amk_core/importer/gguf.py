@@ -55,21 +55,31 @@ def convert(source: Path, out: Path, say: Callable[[str], None] = lambda text: N
     """Write ``config.json``, ``model*.safetensors`` (float32) and the tokenizer files of a GGUF file into the empty folder ``out``.
 
     Raises :class:`ModelRefused` for a trait that is not computed, :class:`CheckpointError` for a file that cannot be read."""
+    reader = open_reader(source)
+    tensors = {t.name: t for t in reader.tensors}
+    config = _config(_metadata(reader), tensors)
+    names = {name: hf_name(name, config) for name in tensors if name != ROPE_FREQS}
+    say(f"converting {len(names)} tensors to float32 safetensors")
+    stream = ((hf, tensor_values(tensors[name], config)) for name, hf in names.items())
+    _write_weights(stream, {hf: shape_of(tensors[name]) for name, hf in names.items()}, out)
+    _write_headers(source, reader, config, out, say)
+
+
+def write_headers(source: Path, out: Path, say: Callable[[str], None] = lambda text: None) -> None:
+    """What :func:`convert` writes besides the weights: config and tokenizer, into the empty folder ``out``."""
+    reader = open_reader(source)
+    _write_headers(source, reader, _config(_metadata(reader), {t.name: t for t in reader.tensors}), out, say)
+
+
+def _write_headers(source: Path, reader: Any, config: Mapping[str, Any], out: Path, say: Callable[[str], None]) -> None:
     from amk_core.importer import gguf_tokenizer
 
-    reader = open_reader(source)
-    meta = _metadata(reader)
-    tensors = {t.name: t for t in reader.tensors}
-    config = _config(meta, tensors)
-    names = {name: _hf_name(name, config) for name in tensors if name != ROPE_FREQS}
-    say(f"converting {len(names)} tensors to float32 safetensors")
-    _write_weights(_converted(tensors, names, config), {hf: _shape(tensors[name]) for name, hf in names.items()}, out)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     eos = config["eos_token_id"]
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": eos, "pad_token_id": config["pad_token_id"]}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     say("writing the tokenizer")
-    gguf_tokenizer.write(source, meta, out)
+    gguf_tokenizer.write(source, _metadata(reader), out)
 
 
 def open_reader(source: Path) -> Any:
@@ -92,7 +102,8 @@ def _metadata(reader: Any) -> dict[str, Any]:
     return {name: f.contents() for name, f in reader.fields.items() if not name.startswith("GGUF.")}
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Shape of a tensor, outermost dimension first."""
     return tuple(int(n) for n in reversed(tensor.shape))  # GGUF lists the innermost dimension first
 
 
@@ -114,7 +125,7 @@ def _config(meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, An
     for field, required in (("attention.value_length", head_dim), ("rope.dimension_count", head_dim)):
         if (seen := meta.get(f"llama.{field}", required)) != required:
             raise ModelRefused(f"llama.{field}", seen, f"{required}, the size of a whole head")
-    vocab = _shape(tensors["token_embd.weight"])[0] if "token_embd.weight" in tensors else 0
+    vocab = shape_of(tensors["token_embd.weight"])[0] if "token_embd.weight" in tensors else 0
     if meta.get("llama.vocab_size", vocab) != vocab:
         raise CheckpointError(f"llama.vocab_size is {meta['llama.vocab_size']}, token_embd.weight has {vocab} rows.")
     ids = {name: meta.get(f"tokenizer.ggml.{key}_token_id") for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
@@ -189,7 +200,8 @@ def _llama3(tensor: Any, theta: float, head_dim: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _hf_name(name: str, config: Mapping[str, Any]) -> str:
+def hf_name(name: str, config: Mapping[str, Any]) -> str:
+    """The state-dict key of a GGUF tensor; ModelRefused for one that the family does not have."""
     if name in _GLOBAL:
         return _GLOBAL[name]
     m = _LAYER_TENSOR.fullmatch(name)
@@ -206,7 +218,7 @@ def _dequantized(tensor: Any) -> npt.NDArray[np.float32]:
         x = dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as e:
         raise ModelRefused(f"GGUF type of {tensor.name}", tensor.tensor_type.name, "one that the gguf package decodes") from e
-    return np.ascontiguousarray(x, np.float32).reshape(_shape(tensor))
+    return np.ascontiguousarray(x, np.float32).reshape(shape_of(tensor))
 
 
 def half_split_rows(w: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
@@ -215,19 +227,25 @@ def half_split_rows(w: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(w.reshape(heads, rows // heads // 2, 2, k).swapaxes(1, 2)).reshape(rows, k)
 
 
-def _converted(
-    tensors: Mapping[str, Any], names: Mapping[str, str], config: Mapping[str, Any]
-) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    for name, hf in names.items():
-        x = _dequantized(tensors[name])
-        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
-        if heads is not None:
-            if x.ndim != 2 or x.shape[0] != config[heads] * config["head_dim"]:
-                raise CheckpointError(
-                    f"{name} has shape {x.shape}; required are {config[heads]} heads of {config['head_dim']} rows."
-                )
-            x = half_split_rows(x, config[heads])
-        yield hf, x
+def row_order(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
+    """The rows of a tensor of this name in HuggingFace's order; None where they are in order already.
+
+    Raises:
+        CheckpointError: Q or K of other sizes than its heads have.
+    """
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return None
+    if len(shape) != 2 or shape[0] != config[heads] * config["head_dim"]:
+        raise CheckpointError(f"{name} has shape {shape}; required are {config[heads]} heads of {config['head_dim']} rows.")
+    return half_split_rows(np.arange(shape[0])[:, None], config[heads])[:, 0]
+
+
+def tensor_values(tensor: Any, config: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """A tensor de-quantised, its rows in HuggingFace's order."""
+    order = row_order(tensor.name, shape_of(tensor), config)
+    x = _dequantized(tensor)
+    return x if order is None else x[order]
 
 
 def _write_weights(stream: Iterator[tuple[str, npt.NDArray[np.float32]]], shapes: Mapping[str, tuple[int, ...]], out: Path) -> None:

@@ -33,6 +33,7 @@ from amk_core.importer.errors import CheckpointError, FetchError
 
 Say = Callable[[str], None]
 MANIFEST = "amk.json"
+PACKED_FILE = "model.gguf"
 FORMAT = 1  # of a converted directory; a change makes the next fetch convert anew
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _CHUNK = 1 << 20
@@ -137,6 +138,31 @@ def converted(gguf: Path, say: Say = stderr) -> Path:
     identity = f"{gguf} {info.st_size} bytes {info.st_mtime_ns} ns"
     name = f"{_slug(gguf.stem)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return _build(name, identity, 0, lambda out: _convert_gguf(gguf, out, say), say)
+
+
+def packed(model: str | os.PathLike[str], say: Say = stderr) -> tuple[Path, Path] | None:
+    """(GGUF file, directory with its config and tokenizer) of a named model or a ``.gguf`` file, weights left as they are in it.
+
+    The directory is made, and a named model fetched, the first time.  None for anything that comes from no GGUF file."""
+    from amk_core.importer.gguf import write_headers
+
+    named = REGISTRY.get(os.fspath(model).lower())
+    if named is not None:
+
+        def build(out: Path) -> None:
+            source = _download(named, say)
+            write_headers(source, out, say)
+            shutil.move(source, out / PACKED_FILE)
+
+        folder = _build(f"{named.name}-packed", named.source, 2 * named.member_bytes, build, say)
+        return folder / PACKED_FILE, folder
+    gguf = Path(model).expanduser().resolve()
+    if gguf.suffix != ".gguf" or not gguf.is_file():
+        return None
+    info = gguf.stat()
+    identity = f"headers of {gguf} {info.st_size} bytes {info.st_mtime_ns} ns"
+    name = f"{_slug(gguf.stem)}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return gguf, _build(name, identity, 0, lambda out: write_headers(gguf, out, say), say)
 
 
 def cached() -> list[Cached]:

@@ -22,13 +22,15 @@ import numpy.typing as npt
 from amk_core.importer.errors import CheckpointError, ModelRefused
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
-NUMPY: Mapping[str, npt.DTypeLike] = MappingProxyType({"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16})
+NUMPY: Mapping[str, npt.DTypeLike] = MappingProxyType({
+    "f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16, "I32": np.int32,
+})  # fmt: skip
 _STORED: Mapping[str, str] = MappingProxyType({"F32": "f32", "BF16": "bf16", "F16": "f16"})
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies: dtype (f32, bf16, f16, or the file's own name of one that is not read), shape, bytes [start, stop)."""
+    """Where a tensor lies: dtype (f32, bf16, f16, or the file's own name of another), shape, bytes [start, stop)."""
 
     dtype: str
     shape: tuple[int, ...]

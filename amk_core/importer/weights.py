@@ -197,10 +197,11 @@ def _check_second_head(head: StoredTensor, embed: StoredTensor) -> None:
 
 def from_directory(graph: ModelGraph, folder: Path) -> WeightSource:
     """The safetensors of a model directory: ``model.safetensors``, or shards by their index."""
-    return WeightSource(graph, _stored(folder), str(folder))
+    return WeightSource(graph, stored_tensors(folder), str(folder))
 
 
-def _stored(folder: Path) -> list[StoredTensor]:
+def stored_tensors(folder: Path) -> list[StoredTensor]:
+    """Every tensor of a model directory by its key; CheckpointError where files and index do not agree."""
     present = {f.name for f in folder.glob("*.safetensors")}
     index = folder / INDEX
     # adapters and "consolidated" copies of the same weights are other files; transformers looks at these names only
