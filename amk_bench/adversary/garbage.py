@@ -10,6 +10,7 @@ AssertionError where the promise is broken; the property tests and the coverage-
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import struct
@@ -185,10 +186,10 @@ def change_json(rng: random.Random, text: bytes) -> bytes:
         if how < 0.35:
             holder[key] = rng.choice(NUMBERS)
         elif how < 0.5:
-            holder[key] = rng.choice(VALUES)
+            holder[key] = copy.deepcopy(rng.choice(VALUES))  # lists among them are changed later
         elif how < 0.7:
             other, at = rng.choice(places)
-            holder[key] = json.loads(json.dumps(other[at]))
+            holder[key] = copy.deepcopy(other[at])
         elif how < 0.85:
             del holder[key]
         elif isinstance(holder, list):
