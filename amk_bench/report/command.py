@@ -1,4 +1,4 @@
-"""``amk report``: the README's table from the committed results, or two results against each other."""
+"""``amk report``: tables, page and rows from the committed results; whether they still are; two results against each other."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import sys
 from pathlib import Path
 
 NAME = "report"
-HELP = "write the table of committed results into a README, check it, or compare two results"
+HELP = "write the tables and the page of the committed results, check them, or compare two results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, default=Path("reports/data"), metavar="DIR", help="results (default: reports/data)")
-    parser.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE", help="default: README.md")
-    parser.add_argument(
-        "--baselines", type=Path, metavar="FILE", help="a page for the torch baselines' table, in the README's stead"
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the table differs from the results")
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the source tree (default: here)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("check", help="write nothing; exit code 1 where a table or the page is not what the results give")
     two = actions.add_parser("compare", help="what became faster or slower between two results")
     two.add_argument("before", type=Path, metavar="A", help="a result file, or what --benchmark-json wrote")
     two.add_argument("after", type=Path, metavar="B", help="a later one")
@@ -25,22 +21,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the table is the results', nothing is slower; 1: with --check, it is not; with compare, something is."""
+    """0: all is what the results give, nothing is slower; 1: with check, it is not; with compare, something is."""
     if args.action == "compare":
         return _compare(args)
-    from amk_bench.report import readme, rivals
+    from amk_bench.report.outputs import outputs
+    from amk_bench.report.sources import DATA
+    from amk_bench.results import ResultError, write_text_atomically
 
-    page: Path = args.baselines or args.readme
-    table = rivals.table(rivals.runs(args.data / "device")) if args.baselines else readme.block(args.data)
-    text = page.read_text("utf-8")
-    new = readme.replaced(text, table)
-    if args.check:
-        print(f"{page}: {'the table is' if text == new else 'the table is not'} what {args.data} gives", file=sys.stderr)
-        return 0 if text == new else 1
-    if text != new:
-        page.write_text(new, "utf-8")
-    print(f"{page}: {'table written' if text != new else 'nothing to change'}", file=sys.stderr)
-    return 0
+    if not (args.root / DATA).is_dir():
+        raise ResultError(f"no folder {args.root / DATA}; run in a source tree, or name one with --root")
+    stale = 0
+    for name, text in outputs(args.root).items():
+        path = args.root / name
+        same = path.is_file() and path.read_bytes() == text.encode("utf-8")
+        stale += not same
+        if args.action == "check":
+            print(f"{name}: {'is' if same else 'is not'} what {DATA} gives", file=sys.stderr)
+        else:
+            if not same:
+                write_text_atomically(path, text, replace=True)
+            print(f"{name}: {'nothing to change' if same else 'written'}", file=sys.stderr)
+    if args.action == "check" and stale:
+        print("run: amk report", file=sys.stderr)
+    return 1 if args.action == "check" and stale else 0
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -1,85 +1,78 @@
-"""The README's block: the newest committed result of each device, as a Markdown table, losses first."""
+"""The README's block: the worst cells of everything committed, what each device showed, and who has not been run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from amk_bench.results import LatencyRecord, ParityRecord, ResultError, validate
-from amk_bench.table import by_verdict, machine, microseconds, tally
+from amk_bench.report import cards
+from amk_bench.report.pairs import ORDER, Pair, tally
+from amk_bench.report.sources import Source, of
+from amk_bench.results import ParityRecord
+from amk_bench.table import machine, microseconds
+from amk_bench.verdict import Verdict
 
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+ROWS = 12  # that a first screen bears; losses are shown even beyond them
 NOTHING = "No result is committed yet. `make bench` prints the table for your machine."
 HEAD = (
-    "| verdict | model | position | batch | baseline | AMK µs a token | baseline µs a token | ratio (95 %) |\n"
-    "| --- | --- | ---: | ---: | --- | ---: | ---: | --- |"
+    "| verdict | device | model | precision | batch | position | AMK µs a token (95 %) | best rival | its µs | ratio (95 %) |\n"
+    "| --- | --- | --- | --- | ---: | ---: | --- | --- | ---: | --- |"
 )
 
 
-class BlockMissing(ValueError):
-    """The file has no place for the table, or more than one."""
-
-
-def newest(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """The newest result file of each device, devices by name.
-
-    Raises:
-        ResultError: a file does not follow the schema; the message names it.
-    """
-    found: dict[str, tuple[Path, Mapping[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            doc = json.loads(path.read_text("utf-8"))
-            validate(doc)
-        except (ValueError, ResultError) as e:
-            raise ResultError(f"{path}: {e}") from None
-        device = str(doc["fingerprint"]["device"])
-        if device not in found or doc["created"] >= found[device][1]["created"]:
-            found[device] = (path, doc)
-    return [found[device] for device in sorted(found)]
-
-
-def _row(r: LatencyRecord) -> str:
-    ratio = f"{r.ratio:.2f} ({r.low:.2f} to {r.high:.2f})" if None not in (r.ratio, r.low, r.high) else r.reason
+def _row(p: Pair) -> str:
+    r, ours, (mine, theirs) = p.record, microseconds(p.record.ours_us), p.precisions
+    if p.ours_interval is not None:
+        ours += f" ({microseconds(p.ours_interval[0])} to {microseconds(p.ours_interval[1])})"
+    found = None in (r.ratio, r.low, r.high)
+    ratio = r.reason if found else f"[{r.ratio:.2f}]({p.source.path}) ({r.low:.2f} to {r.high:.2f})"
+    rival = f"{r.baseline}, {p.rival_version}" if p.rival_version else r.baseline
+    precision = mine if mine == theirs else f"{mine} against {theirs}"
     cells = [
-        r.verdict, f"{r.model}, {r.mode}", str(r.position), str(r.batch), f"{r.baseline} {r.precision}".strip(),
-        microseconds(r.ours_us), microseconds(r.baseline_us), ratio,
+        r.verdict, r.device, f"{r.model}, {p.weights} weights", f"{precision}, {r.mode}", str(r.batch), str(r.position), ours,
+        rival, microseconds(r.baseline_us), ratio,
     ]  # fmt: skip
     return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
 
 
-def section(path: Path, doc: Mapping[str, Any]) -> str:
-    """One device: its table, what was measured where, and how many parity claims hold."""
-    records = validate(doc)
-    cells = [r for r in records if isinstance(r, LatencyRecord)]
-    claims = [r for r in records if isinstance(r, ParityRecord)]
-    f = doc["fingerprint"]
-    where = f"{f['device']}, {f['cores']} cores" if f["arch"] == "cpu" else f"{f['device']} ({f['arch']})"
-    held = sum(c.passed for c in claims)
-    out = [HEAD, *(_row(r) for r in by_verdict(cells)), ""] if cells else []
-    told = [f"{where}, torch {f['libraries'].get('torch', 'unknown')}, commit {f['commit']}, {doc['created'][:10]}"]
-    if cells:
-        told.append(tally(cells))
-        told += machine(cells)
+def parity(sources: Sequence[Source], device: str) -> tuple[int, int]:
+    """Parity claims of a device that hold, and all of them; the newest run of each claim counts."""
+    newest: dict[tuple[str, str, str], bool] = {}
+    for source in of(sources, "result"):
+        for claim in source.records:
+            if isinstance(claim, ParityRecord) and source.device == device:
+                newest[claim.level, claim.claim, claim.where] = claim.passed
+    return sum(newest.values()), len(newest)
+
+
+def _device(device: str, best: Sequence[Pair], sources: Sequence[Source]) -> str:
+    """A line a device."""
+    mine = [p for p in best if p.record.device == device]
+    told = [f"**{device}**: {tally(mine)} against the best rival of each"] if mine else [f"**{device}**: no pair timed"]
+    told += [line for line in machine([p.record for p in mine]) if not line.startswith("the baselines")]
+    held, claims = parity(sources, device)
     if claims:
-        told.append(f"{held} of {len(claims)} parity claims hold")
-    return "\n".join([*out, f"{'; '.join(told)}. Generated from [{path.name}](reports/data/{path.name})."])
+        told.append(f"{held} of {claims} parity claims hold")
+    runs = [s for s in of(sources, "result") if s.device == device]
+    newest = max(s.created[:10] for s in runs)
+    told.append(f"{len(runs)} run{'s' * (len(runs) != 1)}, the newest of {newest}")
+    return "; ".join(told) + "."
 
 
-def block(folder: Path) -> str:
-    """What stands between the markers."""
-    return "\n\n".join(section(path, doc) for path, doc in newest(folder)) or NOTHING
-
-
-def replaced(text: str, content: str) -> str:
-    """The text with the content between its markers.
-
-    Raises:
-        BlockMissing: the markers are not there exactly once, in order.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise BlockMissing(f"the file needs {BEGIN} and {END} once each, in this order")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+def block(best: Sequence[Pair], sources: Sequence[Source]) -> str:
+    """What stands between the README's markers.  ``best``: one pair a cell, worst first."""
+    devices = list(dict.fromkeys([p.record.device for p in best] + [s.device for s in of(sources, "result")]))
+    if not devices:
+        return NOTHING
+    shown = [p for i, p in enumerate(best) if i < ROWS or p.record.verdict == Verdict.LOSS]
+    left = best[len(shown) :]
+    out = [HEAD, *(_row(p) for p in shown), ""] if shown else []
+    if left:
+        counts = [(v, sum(p.record.verdict == v for p in left)) for v in ORDER]
+        out += [f"And {', '.join(f'{n} {v}' for v, n in counts if n)} in [the report](reports/site/index.html).", ""]
+    for device in devices:
+        out += [_device(device, best, sources), ""]
+    missing = ", ".join(cards.title(t) for t in cards.missing(devices))
+    told = f"Nobody has run {missing} yet. " if missing else ""
+    return "\n".join(
+        [*out, f"{told}Every pair, chart, empty cell and command: [reports/site/index.html](reports/site/index.html)."]
+    )

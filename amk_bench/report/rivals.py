@@ -1,51 +1,56 @@
-"""The table of docs/baselines.md: what the committed runs of :mod:`amk_bench.baselines.run` say, a row a model and position."""
+"""The table of docs/baselines.md: every rival of every cell on a card, a row a model, batch and position."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from amk_bench.results import LatencyRecord, ParityRecord, SkipRecord, validate
+from amk_bench.report.cards import card_of, size
+from amk_bench.report.pairs import Gap, Pair
+from amk_bench.report.readme import parity
+from amk_bench.report.sources import Source
 from amk_bench.table import microseconds
-
-PATTERN = "*-baselines-*.json"
-
-
-def runs(folder: Path) -> list[Mapping[str, Any]]:
-    """The documents of a folder, validated, by file name; ResultError names what is wrong."""
-    docs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob(PATTERN))]
-    for doc in docs:
-        validate(doc)
-    return docs
+from amk_bench.verdict import Verdict
 
 
-def _cell(record: LatencyRecord | None) -> str:
-    if record is None:
+def _cell(pair: Pair | None) -> str:
+    if pair is None:
         return "not run"
-    if record.ratio is None or record.low is None or record.high is None:
-        return f"{record.verdict}: {record.reason}"
-    return f"{microseconds(record.baseline_us)} ({record.ratio:.2f}, {record.low:.2f} to {record.high:.2f})"
+    r = pair.record
+    if r.ratio is None or r.low is None or r.high is None:
+        return f"{r.verdict}: {r.reason}"
+    verdict = "" if r.verdict == Verdict.WIN else f" **{r.verdict}**"
+    return f"{microseconds(r.baseline_us)} ({r.ratio:.2f}, {r.low:.2f} to {r.high:.2f}){verdict}"
 
 
-def table(docs: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: microseconds a token of AMK, and of each baseline with the ratio and its interval; a ratio below 1 is a loss."""
-    records = {doc["options"]["model"]: validate(doc) for doc in docs}
-    cells = {m: [r for r in rs if isinstance(r, LatencyRecord)] for m, rs in records.items()}
-    names = list(dict.fromkeys(r.baseline for rs in cells.values() for r in rs))
-    lines = ["| model | position | AMK CUDA VM | " + " | ".join(names) + " |", "| --- | ---: | ---: |" + " --- |" * len(names)]
-    for model, mine in cells.items():
-        positions = sorted({r.position for r in mine})
-        for position in positions:
-            here = {r.baseline: r for r in mine if r.position == position}
-            ours = next((r.ours_us for r in here.values() if r.ours_us), None)
-            lines.append(f"| {model} | {position} | {microseconds(ours)} | {' | '.join(_cell(here.get(n)) for n in names)} |")
-        left = sum(isinstance(r, SkipRecord) for r in records[model])
-        claims = [r for r in records[model] if isinstance(r, ParityRecord)]
-        if left:
-            held = f"{sum(c.passed for c in claims)} of {len(claims)} parity claims hold"
-            lines.append(
-                f"| {model} | {'others' if mine else 'all'} | | {left} cells not timed; {held} |" + " |" * (len(names) - 1)
-            )
-    return "\n".join(lines)
+def table(pairs: Sequence[Pair], gaps: Sequence[Gap], sources: Sequence[Source]) -> str:
+    """Markdown, a table a card: microseconds a token of AMK, and of each rival with the ratio and its interval."""
+    devices = dict.fromkeys(d for d in [p.record.device for p in pairs] + [g.device for g in gaps if g.model] if card_of(d))
+    return (
+        "\n\n".join(_device(d, [p for p in pairs if p.record.device == d], gaps, sources) for d in devices)
+        or "Nothing is timed yet."
+    )
+
+
+def _device(device: str, pairs: Sequence[Pair], gaps: Sequence[Gap], sources: Sequence[Source]) -> str:
+    mine = [p for p in pairs if p.record.device == device]
+    names = sorted({p.rival for p in mine}, key=lambda n: min(p.rank for p in mine if p.rival == n))
+    lines = [
+        f"| {device} | batch | position | AMK CUDA VM | " + " | ".join(names) + " |",
+        "| --- | ---: | ---: | ---: |" + " --- |" * len(names),
+    ]
+    for cell in sorted({p.cell for p in mine}, key=lambda c: (size(c.model), c)):
+        here = {p.rival: p for p in mine if p.cell == cell}
+        strongest = min(here.values(), key=lambda p: (p.record.ratio is None, p.record.ratio or 0.0))
+        row = [cell.model, str(cell.batch), str(cell.position), microseconds(strongest.record.ours_us)]
+        lines.append(f"| {' | '.join([*row, *(_cell(here.get(n)) for n in names)])} |")
+    out = ["\n".join(lines)]
+    left: dict[tuple[str, str], int] = {}
+    timed = {(p.record.model, p.record.batch, p.record.position) for p in mine}
+    for g in gaps:
+        if g.device == device and g.model and (g.model, g.batch, g.position) not in timed:
+            left[g.model, g.record.reason] = left.get((g.model, g.record.reason), 0) + 1
+    for (model, reason), n in sorted(left.items(), key=lambda item: (size(item[0][0]), item[0])):
+        out.append(f"{model}: {n} pairs not timed, {reason}.")
+    held, claims = parity(sources, device)
+    out.append(f"{held} of {claims} parity claims on this card hold.")
+    return "\n\n".join(out)

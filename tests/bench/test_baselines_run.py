@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from amk_bench.report import rivals
+from amk_bench.report.outputs import Evidence
 from amk_bench.results import LatencyRecord, NoteRecord, ParityRecord, SkipRecord, document, validate
-from amk_core import cli
 from amk_core.graph import ModelGraph, RopeSpec
 
 torch = pytest.importorskip("torch")
@@ -122,37 +121,20 @@ def test_models_side_by_side_wait_for_each_other(tmp_path: Path, monkeypatch: py
         assert len(naps) == 1
 
 
-def test_the_table_of_the_document_is_that_of_the_committed_runs() -> None:
-    text = (ROOT / "docs" / "baselines.md").read_text("utf-8")
-    shown = text.split("<!-- table: begin -->\n")[1].split("\n<!-- table: end -->")[0]
-    docs = rivals.runs(ROOT / "reports" / "data" / "device")
-    assert shown == rivals.table(docs)
-    assert all("random weights" in doc["options"]["weights"] for doc in docs)
+def test_the_committed_runs_say_where_their_weights_come_from() -> None:
+    e = Evidence.read(ROOT)
+    runs = [s for s in e.files if s.kind.name == "result" and "-baselines-" in s.name]
+    assert runs
+    assert all("random weights" in s.doc["options"]["weights"] for s in runs)
 
 
-def test_the_command_writes_and_checks_the_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- table: begin -->\nold\n<!-- table: end -->\nafter\n")
-    argv = ["report", "--data", str(ROOT / "reports" / "data"), "--baselines", str(page)]
-    assert cli.main([*argv, "--check"]) == 1
-    assert cli.main(argv) == 0
-    assert cli.main([*argv, "--check"]) == 0
-    assert page.read_text().startswith("before\n<!-- table: begin -->\n| model | position |")
-    assert (
-        cli.main(
-            ["report", "--data", str(ROOT / "reports" / "data"), "--baselines", str(ROOT / "docs" / "baselines.md"), "--check"]
-        )
-        == 0
-    )
-
-
-def test_losses_and_empty_cells_are_shown() -> None:
-    docs = rivals.runs(ROOT / "reports" / "data" / "device")
-    doc = json.loads(json.dumps(docs[0]))
-    doc["latency"] = [
-        {"device": "d", "model": "m", "mode": "fast", "precision": "bf16", "batch": 1, "position": 16, "baseline": "b",
-         "verdict": "INVALID", "reason": "gate of b"}
-    ]  # fmt: skip
-    assert "INVALID: gate of b" in rivals.table([doc])
-    doc["latency"], doc["skipped"] = [], [{"cell": "c", "reason": "r"}]
-    assert "1 cells not timed" in rivals.table([doc])
+def test_losses_and_empty_cells_are_shown(report_tree: Path) -> None:
+    e = Evidence.read(report_tree)
+    lines = rivals.table(e.pairs, e.gaps, e.files).splitlines()
+    assert lines[0] == "| NVIDIA H200 | batch | position | AMK CUDA VM | rival | weak rival |"
+    assert lines[2].startswith("| llama-3.2-1b | 1 | 128 | 100.1 | 150.1 (1.50, ")
+    assert lines[3].startswith("| llama-3.2-1b | 1 | 1024 | 100.1 | 80.08 (0.80, ")
+    assert lines[3].endswith(") **LOSS** | not run |")
+    assert lines[4] == "| llama-3.2-1b | 1 | 4096 | - | INVALID: its tokens <differ> | not run |"
+    assert "llama-3.2-1b: 1 pairs not timed, vLLM is not installed." in lines
+    assert "0 of 1 parity claims on this card hold." in lines
