@@ -27,6 +27,17 @@ def tiny() -> Callable[..., ModelGraph]:
 
 
 @pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pytest that a test starts is no xdist worker, even where this one is: pytest-benchmark goes by the environment.
+
+    A worker has a terminal of 80 columns; what a test reads from the terminal is not wrapped at 120.
+    """
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def interruptible() -> Iterator[None]:
     """SIGINT is heard, by this process and those it starts: a test run in the background of a shell begins with it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,37 +8,29 @@ FOLDER --of N``): they compile at the same time and are timed one after the othe
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from amk_bench import fingerprint
+from amk_bench import arena as arenas
+from amk_bench import fingerprint, instruments
+from amk_bench.arena import Arena
 from amk_bench.baselines import registry
-from amk_bench.baselines.hf import HfEager
-from amk_bench.baselines.reference import Reference, check_logits
-from amk_bench.clock import Clock
-from amk_bench.conditions import Meter, NoMeter
-from amk_bench.floor import Bandwidth, step_bytes
-from amk_bench.measure import Cell, Plan, compare, noise
-from amk_bench.ours import Ours
+from amk_bench.measure import Plan
 from amk_bench.results import NoteRecord, Record, SkipRecord, document, write_atomically
-from amk_bench.stats import noise_floor
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.machine import probe
 
 POSITIONS = (16, 128, 1024, 2000)
 BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager")
-ROWS = 2176  # of every static cache, or as many more (a multiple of 128) as the last position needs
 TOKENS, BLOCKS = 16, 8
-EAGER_TOKENS, EAGER_BLOCKS = 4, 6  # ten to fifty times slower than a step of ours: few tell enough
 WAIT_S = 400.0  # for the other models to compile
 
 
@@ -59,48 +51,31 @@ def turn(folder: Path | None, of: int, name: str) -> Iterator[None]:
 
 
 class Bench:
-    """One model on one card: weights, reference, engines, instruments."""
+    """The cells of one model: every position against every baseline, and the records they leave.
 
-    def __init__(self, model: str, batch: int, seed: int, names: list[str], rows: int, say: Callable[[str], None]) -> None:
-        import torch
+    ``make``: makes the arena; an error in it is the run's only record.
+    """
 
-        import amk_core
-        from amk_bench.baselines.weights import hf_model, random_weights
-
-        self.graph, self.batch, self.seed, self.say = GRAPH_SHAPES[model], batch, seed, say
+    def __init__(self, model: str, make: Callable[[], Arena], names: Sequence[str], say: Callable[[str], None]) -> None:
+        self.model, self.say = model, say
         self.records: list[Record] = []
-        self.device = torch.cuda.get_device_name()
-        self.rows = min(rows, self.graph.context)
-        weights = random_weights(self.graph, seed, "cuda", torch.bfloat16)
-        self.origin = weights.origin
-        live = hf_model(weights)
-        say(f"weights on the card, {weights.bytes_a_step() / 1e9:.2f} GB a step")
-        self.low = HfEager(live, os.cpu_count() or 1, "bf16", "cuda")
-        self.reference = Reference(HfEager(live, os.cpu_count() or 1, "fp32", "cuda"), self.low)
-        shared: dict[str, Any] = {"weights": weights, "hf bf16 cuda": live}
-        setting = registry.Setting(model, live, "cuda", "bf16", self.rows, batch, os.cpu_count() or 1, shared)
-        self.engines: dict[str, Any] = {}
+        self.names: list[str] = []
+        self.arena: Arena | None = None
+        try:
+            self.arena = make()
+        except Exception as error:
+            self._broke(f"{model}: AMK CUDA VM", "ours", error)
+            return
         for name in names:
             try:
-                engine = registry.make(name, setting)
-                engine.prepare([1] * 3, batch, 4)  # compiles, captures
-                engine.decode([1] * batch, 3)
+                engine = self.arena.rival(name)
             except Exception as error:
                 self._broke(f"{model} against {name}", name, error)
                 continue
-            self.engines[name] = engine
+            self.names.append(name)
             told = ", ".join(f"{k}: {v}" for k, v in registry.describe(engine).items())
             self.records.append(NoteRecord(f"{model}: {engine.name}: {told}"))
             say(f"{name} ready")
-        self.ours: Ours | None = None
-        try:
-            loaded = amk_core.load(live, mode="fast", backend="cuda", batch=batch, context=self.rows)
-            self.ours = Ours(loaded, "AMK CUDA VM")
-            self.ours.prepare([1] * 3, batch, 4)
-            self.ours.decode([1] * batch, 3)
-            say("ours ready")
-        except Exception as error:
-            self._broke(f"{model}: AMK CUDA VM", "ours", error)
 
     def _broke(self, cell: str, name: str, error: Exception) -> None:
         """An empty cell, because of an error in the engine ``name``."""
@@ -108,43 +83,27 @@ class Bench:
         self.records.append(SkipRecord(cell, said[:500], "", broken=True))
         self.say(f"{name}: {said}")
 
-    def clocks(self) -> tuple[Clock, Clock]:
-        """Ours works on its own stream, torch on its current one."""
-        from amk_bench.cuda_clock import CudaClock, DriverEvents, TorchEvents
-
-        assert self.ours is not None
-        return CudaClock(DriverEvents(self.ours.model._card.device, self.ours.stream)), CudaClock(TorchEvents())
-
-    def run(self, positions: list[int], plan: Plan, deadline: float) -> None:
-        """Every position against every engine; cells that would begin after ``deadline`` stay empty, with the reason."""
-        rng = np.random.default_rng(self.seed)
-        text = rng.integers(0, self.graph.vocab_size, self.rows).tolist()
-        vocabulary = tuple(sorted(set(text)))
-        floor = 0.0
+    def run(self, positions: Sequence[int], plan: Plan, deadline: float) -> None:
+        """Every position against every baseline; cells that would begin after ``deadline`` stay empty, with the reason."""
+        if self.arena is None:
+            return
+        noted = False
         for position in positions:
-            size = step_bytes(self.graph, 2, position, self.batch, 2)
-            cell = Cell(self.device, self.graph.name, "fast", self.batch, tuple(text[:position]), vocabulary, size, size)
-            forced, wanted, limits = self.reference.enter(cell, self.seed)
-            here = dataclasses.replace(plan, slack=limits.slack)
-            engines = {name: e for name, e in self.engines.items() if self._parity(e, cell, forced, wanted, limits)}
-            if self.ours is None or not self._parity(self.ours, cell, forced, wanted, limits):
+            names = [name for name in self.names if self._parity(self.arena.engines[name], position)]
+            if not self._parity(self.arena.ours, position):
                 continue
-            clock, torch_clock = self.clocks()
-            if not floor:
-                floor = noise_floor(noise(self.ours, cell, here, clock))
-                self.records.append(NoteRecord(f"{self.graph.name}: noise floor {100 * floor:.2f} %", {"noise_floor": floor}))
-            for name, engine in engines.items():
+            floor = self.arena.floor(position, plan)
+            if not noted:
+                self.records.append(NoteRecord(f"{self.model}: noise floor {100 * floor:.2f} %", {"noise_floor": floor}))
+                noted = True
+            for name in names:
                 if time.monotonic() > deadline:
-                    run = f"python -m amk_bench.baselines.run --model {self.graph.name} --positions {position} --baselines {name}"
-                    left_out = f"{self.graph.name} at {position} against {name}"
+                    run = f"python -m amk_bench.baselines.run --model {self.model} --positions {position} --baselines {name}"
+                    left_out = f"{self.model} at {position} against {name}"
                     self.records.append(SkipRecord(left_out, "no time was left for this cell", f"{run} --out FILE"))
                     continue
-                size_of = (EAGER_TOKENS, EAGER_BLOCKS) if name == "hf-eager" else (here.tokens, here.blocks)
                 start = time.monotonic()
-                record, _ = compare(
-                    self.ours, engine, cell, dataclasses.replace(here, tokens=size_of[0], blocks=size_of[1]), clock, floor,
-                    self.reference.score, baseline_clock=torch_clock,
-                )  # fmt: skip
+                record, _ = self.arena.compare(name, position, plan, floor)
                 self.records.append(record)
                 took = (
                     f"{record.ours_us:.0f} us, {record.baseline_us:.0f} us"
@@ -153,37 +112,33 @@ class Bench:
                 )
                 self.say(f"position {position}, {name}: {record.verdict} {took} ({time.monotonic() - start:.1f} s)")
 
-    def _parity(self, engine: Any, cell: Cell, forced: Any, wanted: Any, limits: Any) -> bool:
-        if not hasattr(engine, "trace"):
-            return True
+    def _parity(self, engine: Any, position: int) -> bool:
+        """P2 of an engine, recorded; an engine that shows no logits has its tokens checked in the cell alone."""
+        assert self.arena is not None
         try:
-            record = check_logits(engine, cell, forced, wanted, limits)
+            record = self.arena.parity(engine, position)
         except Exception as error:
-            self._broke(f"P2 of {engine.name} at {cell.position}", engine.name, error)
+            self._broke(f"P2 of {engine.name} at {position}", engine.name, error)
             return False
+        if record is None:
+            return True
         self.records.append(record)
-        self.say(f"{engine.name} at {cell.position}: P2 {record.measured} {record.required} ({record.detail})")
+        self.say(f"{engine.name} at {position}: P2 {record.measured} {record.required} ({record.detail})")
         return record.passed
 
 
-def instruments() -> tuple[Meter, Bandwidth | None]:
-    """NVML and the card's own read bandwidth, where they can be had."""
-    meter: Meter = NoMeter()
-    bandwidth = None
-    try:
-        from amk_bench.nvml import NvmlMeter
-
-        meter = NvmlMeter()
-    except Exception as error:
-        print(f"no NVML: {error}", flush=True)
-    try:
-        from amk_bench.bandwidth import probe_cuda
-        from amk_core.vm.driver import Device
-
-        bandwidth = probe_cuda(Device())
-    except Exception as error:
-        print(f"no bandwidth: {error}", flush=True)
-    return meter, bandwidth
+def on_card(name: str, batch: int, seed: int, last: int, tokens: int, say: Callable[[str], None]) -> Arena:
+    """The arena of a public shape with random weights."""
+    graph, threads = GRAPH_SHAPES[name], os.cpu_count() or 1
+    live, shared, origin = arenas.random_model(graph, seed)
+    say(f"weights on the card, {shared['weights'].bytes_a_step() / 1e9:.2f} GB a step")
+    rows = arenas.rows_for(graph, last, tokens)
+    text = np.random.default_rng(seed).integers(0, graph.vocab_size, rows).tolist()
+    model = f"{name} ({arenas.RANDOM})"
+    return arenas.on_card(
+        live, graph, "fast", model=model, text=text, rows=rows, seed=seed, threads=threads, origin=origin, batch=batch,
+        shared=shared, say=say,
+    )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -197,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--turn", type=Path, default=None, help="folder in which the models that run side by side meet")
     parser.add_argument("--of", type=int, default=1, help="how many there are")
+    parser.add_argument("--energy", type=float, default=0.0, help="seconds for which each side runs for its joules a token")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no cell later than this")
     parser.add_argument("--commit", default="", help="commit that is measured, where the tree is not a checkout")
     parser.add_argument("--out", type=Path, required=True)
@@ -207,21 +163,25 @@ def main(argv: list[str] | None = None) -> int:
         print(f"[{time.monotonic() - start:6.1f} s] {args.model}: {text}", flush=True)
 
     asked = [int(p) for p in args.positions.split(",")]
-    rows = max(ROWS, -(-(max(asked) + args.tokens + 1) // 128) * 128)
-    bench = Bench(args.model, args.batch, args.seed, [n for n in args.baselines.split(",") if n], rows, say)
-    positions = [p for p in asked if p + args.tokens < bench.rows]
+    names = [n for n in args.baselines.split(",") if n]
+    bench = Bench(args.model, lambda: on_card(args.model, args.batch, args.seed, max(asked), args.tokens, say), names, say)
     with turn(args.turn, args.of, args.model):
         say("its turn")
-        meter, bandwidth = instruments()
+        machine = probe()
+        card = machine.gpus[0] if machine.gpus else None
         try:
-            bench.run(positions, Plan(args.tokens, args.blocks, args.seed, meter=meter, bandwidth=bandwidth), start + args.seconds)
+            if bench.arena is not None:
+                limit = bench.arena.setting.context
+                positions = [p for p in asked if p + args.tokens < limit]
+                plan = instruments.for_this_card().equip(Plan(args.tokens, args.blocks, args.seed), energy_s=args.energy)
+                bench.run(positions, plan, start + args.seconds)
         finally:
-            machine = probe()
-            arch = machine.gpus[0].arch if machine.gpus else "cpu"
             given = sys.argv[1:] if argv is None else argv
             command = ["python", "-m", "amk_bench.baselines.run", *fingerprint.without_places(given)]
-            stamp = fingerprint.take(machine, arch, bench.device, command, {"all": args.seed}, Path.cwd(), args.commit)
-            options = {**vars(args), "turn": "", "out": args.out.name, "weights": bench.origin}
+            device, arch = (card.name, card.arch) if card else ("cpu", "cpu")
+            stamp = fingerprint.take(machine, arch, device, command, {"all": args.seed}, Path.cwd(), args.commit)
+            weights = bench.arena.origin if bench.arena else arenas.RANDOM
+            options = {**vars(args), "turn": "", "out": args.out.name, "weights": weights}
             write_atomically(args.out, document(bench.records, stamp.to_json(), options), replace=True)
             say(f"{len(bench.records)} records: {args.out.name}")
     return 0

@@ -1,149 +1,203 @@
-"""Time a token of our VM against each baseline, in ABBA pairs in one process, behind a P1 gate in the very cell."""
+"""Time a token of our VM against each baseline, in ABBA pairs in one process, behind gates in the very cell.
+
+On a CPU both sides compute in float32 (mode ``exact``).  On a card: mode ``fast`` against bf16 baselines, with the model's weights
+and with random weights in three public shapes, said so in the model's name; and mode ``exact`` against one baseline in float32.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from amk_bench import arena as arenas
 from amk_bench import instruments
+from amk_bench.arena import Arena
 from amk_bench.baselines import registry
-from amk_bench.baselines.hf import HfEager
 from amk_bench.busy import witness
-from amk_bench.clock import CpuClock
-from amk_bench.engine import Engine
-from amk_bench.floor import step_bytes
-from amk_bench.measure import BUSY, Cell, Plan, compare, invalid, noise, noise_fault
+from amk_bench.measure import BUSY, Plan, invalid, noise_fault
 from amk_bench.options import Arch, Options
 from amk_bench.ours import Ours
 from amk_bench.pairing import samples_of
+from amk_bench.plugin import SESSION
 from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
 from amk_bench.session import Session
-from amk_bench.stats import Precision, noise_floor
+from amk_bench.stats import Precision
 from amk_bench.storage import Seconds
 from amk_bench.verdict import Verdict
+from amk_core.graph import GRAPH_SHAPES
 
-POSITIONS = (0, 16, 128, 512, 1024, 2048, 4096, 16384)
-BY_DEFAULT = (0, 16, 128, 512)
+POSITIONS = (0, 16, 128, 512, 1024, 2000, 2048, 4096, 16384)
+CPU_DEFAULT = (0, 16, 128, 512)
+CARD_DEFAULT = (16, 128, 1024, 2000)
 FLOOR_POSITION = 128
-SIZES = {"quick": (4, 6), "default": (8, 10), "full": (16, 60)}  # tokens a call, most blocks
+REAL, EXACT = "model", "model-exact"
+SHAPES = ("tinyllama-1.1b", "llama-3.2-1b", "llama-3.1-8b")
+LONG = "-long"  # cells beyond NEAR have caches of their own: a baseline may read a static cache's empty rows at every position
+NEAR = 2048
+EXACT_AGAINST = "fused-graph"
+CPU_SIZES = {"quick": (4, 6), "default": (8, 10), "full": (16, 60)}  # tokens a call, most blocks
+CARD_SIZES = {"quick": (16, 6), "default": (16, 10), "full": (16, 60)}
 # torch's worker threads spin for about a millisecond after a parallel region; they must not do so inside our timed call.
 SETTLE_S = 0.01
-ENERGY_S = 1.0  # each side runs this long for its joules a token, where there is a counter
+ENERGY_S = {"quick": 0.0, "default": 1.0, "full": 1.0}  # each side runs so long for its joules a token, where there is a counter
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "contest" in metafunc.fixturenames:
+        metafunc.parametrize(("contest", "name", "position"), cells(metafunc.config.stash[SESSION].arch))
+
+
+def cells(arch: Arch) -> list[Any]:
+    """Contest, baseline, position, in the order of measurement: what has to be loaded changes as seldom as can be."""
+    out = []
+    for base in (REAL, EXACT, *SHAPES):
+        rows = (EXACT_AGAINST,) if base == EXACT else registry.names() if base == REAL else tuple(registry.BUILT_IN)
+        for position in POSITIONS:
+            contest = base + LONG if position > NEAR else base
+            for name in rows:
+                card = base != REAL or name in registry.GPU_ONLY
+                usual = position in (CARD_DEFAULT if card or arch.is_gpu else CPU_DEFAULT) and name != "fused"
+                about = f"latency against {name}" + ("" if base == REAL else f", {base.removeprefix('model-')}")
+                marks = [pytest.mark.amk_gpu(about) if card else pytest.mark.amk_device(about)]
+                marks += [] if usual else [pytest.mark.amk_full(about)]
+                label = f"{name}-{position}" if base == REAL else f"{base}-{name}-{position}"
+                out.append(pytest.param(contest, name, position, marks=marks, id=label))
+    return out
 
 
 @pytest.fixture(scope="module")
 def plan(amk_options: Options, amk_arch: Arch, amk_session: Session) -> Plan:
     """With the instruments of the device; in full runs as many blocks as the interval needs, up to the number given."""
-    tokens, blocks = SIZES[amk_options.tier]
-    precision = Precision() if amk_options.tier == "full" else None
-    bare = Plan(tokens, blocks, amk_session.seed, settle=lambda: time.sleep(SETTLE_S), witness=witness, precision=precision)
+    tier = amk_options.tier
+    precision = Precision() if tier == "full" else None
     if amk_arch.is_gpu:
-        return instruments.for_this_card().equip(bare, energy_s=ENERGY_S)
-    return instruments.for_cpu(amk_session.machine.cpu, amk_session.machine.cores).equip(bare, energy_s=ENERGY_S)
+        tools, bare = instruments.for_this_card(), Plan(*CARD_SIZES[tier], amk_session.seed, precision=precision)
+    else:
+        tools = instruments.for_cpu(amk_session.machine.cpu, amk_session.machine.cores)
+        settle: Callable[[], None] = lambda: time.sleep(SETTLE_S)  # noqa: E731
+        bare = Plan(*CPU_SIZES[tier], amk_session.seed, settle=settle, witness=witness, precision=precision)
+    return tools.equip(bare, energy_s=ENERGY_S[tier])
 
 
 @pytest.fixture(scope="module")
-def cell(amk_arch: Arch, amk_options: Options, text_ids: list[int], ours: Ours) -> Callable[[int], Cell]:
-    vocabulary = tuple(sorted(set(text_ids)))
+def arena(
+    request: pytest.FixtureRequest, amk_arch: Arch, amk_options: Options, amk_session: Session, amk_progress: Progress, plan: Plan
+) -> Iterator[Callable[[str], Arena]]:
+    """``arena(contest)``; the last one is kept, and so is the reason for which it cannot be had."""
+    kept: dict[str, Arena | BaseException] = {}
 
-    def make(position: int) -> Cell:
-        # Both sides hold their weights and their cache in fp32.
-        size = step_bytes(ours.model.graph, 4, position, 1, 4)
-        return Cell(amk_arch.device, amk_options.model, "exact", 1, tuple(text_ids[:position]), vocabulary, size, size)
+    def get(contest: str) -> Arena:
+        contest = contest if amk_arch.is_gpu else contest.removesuffix(LONG)
+        if contest not in kept:
+            kept.clear()
+            gc.collect()
+            try:
+                kept[contest] = _card(contest) if amk_arch.is_gpu else _cpu()
+            except (Exception, pytest.skip.Exception) as error:
+                kept[contest] = error
+        found = kept[contest]
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
-    return make
+    def _last() -> int:
+        return max(POSITIONS) if amk_options.tier == "full" else max(CPU_DEFAULT)
+
+    def _cpu() -> Arena:
+        hf = request.getfixturevalue("hf")
+        limit = int(hf.model.config.max_position_embeddings)
+        reached = max(p for p in POSITIONS if p <= _last() and p + plan.tokens < limit)
+        ours = Ours(request.getfixturevalue("load")(context=max(1024, reached + plan.tokens + 1)))
+        text = request.getfixturevalue("text_ids")
+        return arenas.on_cpu(hf, ours, amk_options.model, amk_arch.device, text, amk_session.seed)
+
+    def _card(contest: str) -> Arena:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch sees no card, and the baselines run there; run: pip install torch (a CUDA build)")
+        torch.cuda.empty_cache()
+        amk_progress.say(f"{contest}: loading both sides")
+        base = contest.removesuffix(LONG)
+        last = max(POSITIONS) if contest.endswith(LONG) else NEAR
+        seed, threads = amk_session.seed, amk_session.machine.cores
+        if base in SHAPES:
+            if amk_options.tier == "quick":
+                pytest.skip(f"a quick run leaves out the shapes with random weights; run: {_default(amk_options)}")
+            graph, mode, model = GRAPH_SHAPES[base], "fast", f"{base} ({arenas.RANDOM})"
+            live, shared, origin = arenas.random_model(graph, seed)
+            text = np.random.default_rng(seed).integers(0, graph.vocab_size, graph.context).tolist()
+        else:
+            from amk_core.importer import open_model
+
+            folder: Path = request.getfixturevalue("model_path")
+            mode = "exact" if base == EXACT else "fast"
+            live, shared, origin = arenas.real_model(folder, mode), {}, "checkpoint"
+            graph, model, text = open_model(live).graph, amk_options.model, request.getfixturevalue("text_ids")
+            if graph.vocab_size <= max(text):
+                pytest.skip(f"the pinned ids do not fit this model's vocabulary of {graph.vocab_size}")
+        rows = arenas.rows_for(graph, last, plan.tokens)
+        try:
+            return arenas.on_card(
+                live, graph, mode, model=model, text=text, rows=rows, seed=seed, threads=threads, origin=origin, shared=shared
+            )
+        except arenas.NoRoom as error:
+            pytest.skip(str(error))
+
+    yield get
+    kept.clear()
+    gc.collect()
 
 
-@pytest.fixture(scope="module")
-def ours(load: Callable[..., Any], hf: HfEager, amk_arch: Arch, amk_options: Options, plan: Plan) -> Ours:
-    if amk_arch.is_gpu:
-        pytest.skip(f"this version of AMK runs on the CPU only; run: {amk_options.command(arch='cpu')}")
-    last = max(POSITIONS) if amk_options.tier == "full" else max(BY_DEFAULT)
-    limit = int(hf.model.config.max_position_embeddings)
-    reached = max(p for p in POSITIONS if p <= last and p + plan.tokens < limit)
-    return Ours(load(context=max(1024, reached + plan.tokens + 1)))
+def _default(options: Options) -> str:
+    return options.command().replace(" --quick", "")
 
 
-@pytest.fixture(scope="module")
-def floor(ours: Ours, cell: Callable[[int], Cell], plan: Plan, amk_progress: Progress) -> float:
-    """This machine's noise floor: our VM against itself, before anything is compared."""
-    amk_progress.say(f"noise floor: our VM against itself, {plan.blocks} blocks of 4 x {plan.tokens} tokens")
-    return noise_floor(noise(ours, cell(FLOOR_POSITION), plan, CpuClock()))
-
-
-@pytest.fixture(scope="module")
-def rival(ours: Ours, hf: HfEager, amk_arch: Arch, amk_options: Options) -> Callable[[str], Engine]:
-    """``rival(name)``: the baseline of that name, made once, on the device of this run and with the weights of ours."""
-    device = "cuda" if amk_arch.is_gpu else "cpu"
-    ours_is = (ours.precision, ours.model.context, ours.model.batch)
-    setting = registry.Setting(amk_options.model, hf.model, device, *ours_is, hf.threads)
-    made: dict[str, Engine] = {}
-
-    def get(name: str) -> Engine:
-        if name not in made:
-            made[name] = hf if name == "hf-eager" and device == "cpu" else registry.make(name, setting)
-        return made[name]
-
-    return get
-
-
-def parameters() -> list[Any]:
-    full = [pytest.mark.amk_full("latency beyond position 512")]
-    return [pytest.param(p, marks=[] if p in BY_DEFAULT else full) for p in POSITIONS]
-
-
-def rows() -> list[Any]:
-    """HF eager and what installed packages add everywhere, the fused step in full runs, what needs a GPU on a GPU."""
-    out = []
-    for name in registry.names():
-        marks = [pytest.mark.amk_device(f"latency against {name}")]
-        if name in registry.GPU_ONLY:
-            marks = [pytest.mark.amk_gpu(f"latency against {name}")]
-        elif name == "fused":
-            marks.append(pytest.mark.amk_full(f"latency against {name}"))
-        out.append(pytest.param(name, marks=marks))
-    return out
-
-
-@pytest.mark.parametrize("position", parameters())
-@pytest.mark.parametrize("name", rows())
 def test_decode_against(
+    contest: str,
     name: str,
     position: int,
-    ours: Ours,
-    rival: Callable[[str], Engine],
-    hf: HfEager,
-    floor: float,
-    cell: Callable[[int], Cell],
+    arena: Callable[[str], Arena],
     plan: Plan,
     amk_record: Recorder,
     amk_seconds: Seconds,
     amk_progress: Progress,
 ) -> None:
-    here = cell(position)
-    limit = int(hf.model.config.max_position_embeddings)
-    if position + plan.tokens >= limit:
-        amk_record.skip(f"latency at position {position}", f"beyond the model's context of {limit}")
+    here = arena(contest)
+    context = min(here.graph.context, here.setting.context)
+    if position + plan.tokens >= context:
+        amk_record.skip(f"{here.model}: latency at position {position}", f"beyond the context of {context}")
     try:
-        baseline = rival(name)
+        baseline = here.rival(name)
     except registry.BaselineUnavailable as error:
-        amk_record.skip(f"latency against {name}", str(error))
+        amk_record.skip(f"{here.model}: latency against {name}", str(error))
+    cell = here.cell(position)
+    for engine in (here.ours, baseline):
+        held = here.parity(engine, position)
+        if held is not None:
+            amk_record.add(held)
+            if not held.passed:
+                amk_record.latency(invalid(cell, here.ours, baseline, f"P2 of {engine.name}: {held.measured} {held.required}"))
+                pytest.fail(f"P2 of {engine.name} at {position}: {held.measured}, required {held.required}")
+    floor = here.floor(FLOOR_POSITION, plan)
     reason = noise_fault("our VM", floor)
     if reason is not None:
-        amk_record.latency(invalid(here, ours, baseline, reason))
+        amk_record.latency(invalid(cell, here.ours, baseline, reason))
         pytest.skip(reason)
-    record, timing = compare(
-        ours, baseline, here, plan, CpuClock(), floor, hf.logits,
-        lambda run: amk_progress.over(run, f"{name}, position {position}", plan.blocks),
-    )  # fmt: skip
+    record, timing = here.compare(
+        name, position, plan, floor, lambda run: amk_progress.over(run, f"{here.model}: {name}, position {position}", plan.blocks)
+    )
     amk_record.latency(record)
     blocks = len(record.ours_samples_us) // 2 or plan.blocks
     amk_record.note(
-        f"{blocks} ABBA blocks of 4 calls x {plan.tokens} tokens a cell; noise floor from our VM against itself: "
+        f"{blocks} ABBA blocks of 4 calls x {record.tokens or plan.tokens} tokens a cell; noise floor from our VM against itself: "
         f"{100 * floor:.1f} %",
         {"noise_floor": floor},
     )
@@ -153,8 +207,8 @@ def test_decode_against(
     assert record.verdict != Verdict.INVALID
     amk_seconds.store(
         [s.device_s for s in samples_of(timing.blocks, "a")],
-        {"cell": {"position": position, "batch": here.batch, "model": here.model, "mode": here.mode}, "tokens": plan.tokens,
-         "baseline": baseline.name, "told": registry.describe(baseline),
+        {"cell": {"position": position, "batch": cell.batch, "model": cell.model, "mode": cell.mode}, "tokens": record.tokens,
+         "weights": here.origin, "baseline": baseline.name, "told": registry.describe(baseline),
          "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
          "interval": [record.low, record.high], "floor": floor, "verdict": str(record.verdict), "gate": record.gate},
     )  # fmt: skip

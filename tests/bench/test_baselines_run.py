@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from amk_bench.arena import Arena, NoRoom
+from amk_bench.baselines import registry
 from amk_bench.report import rivals
 from amk_bench.report.outputs import Evidence
 from amk_bench.results import LatencyRecord, NoteRecord, ParityRecord, SkipRecord, document, validate
@@ -40,16 +42,15 @@ def bench(**engines: Any) -> Bench:
     torch.set_num_threads(1)
     weights = random_weights(GRAPH, 1, "cpu", torch.bfloat16)
     live = hf_model(weights)
-    made = object.__new__(Bench)
-    made.graph, made.batch, made.seed, made.say, made.records = GRAPH, 1, 7, lambda text: None, []
-    made.device, made.rows = "toy", 96
-    made.low = HfEager(live, 1, "bf16")
-    made.reference = Reference(HfEager(live, 1, "fp32"), made.low)
-    made.ours = FusedEngine(weights, 1, 96, "eager")  # type: ignore[assignment]
-    made.ours.name = "AMK"  # type: ignore[union-attr]
-    made.engines = {"hf-eager": made.low, **engines}
-    made.clocks = lambda: (CpuClock(), CpuClock())  # type: ignore[method-assign]
-    return made
+    low, ours = HfEager(live, 1, "bf16"), FusedEngine(weights, 1, 96, "eager")
+    ours.name = "AMK"
+    text = np.random.default_rng(7).integers(0, GRAPH.vocab_size, 96).tolist()
+    arena = Arena(
+        GRAPH, "tiny (random weights)", "toy", "fast", registry.Setting("tiny", live, "cpu", "bf16", 96), cast(Any, ours),
+        Reference(HfEager(live, 1, "fp32"), HfEager(live, 1, "bf16")), text, (CpuClock(), CpuClock()), 7, weights.origin,
+        engines={"hf-eager": cast(Any, low), **engines},
+    )  # fmt: skip
+    return Bench("tiny", lambda: arena, list(arena.engines), lambda text: None)
 
 
 def test_every_cell_has_parity_of_all_engines_and_a_time_of_each_pair() -> None:
@@ -83,6 +84,27 @@ def test_what_no_time_was_left_for_is_an_empty_cell() -> None:
     assert "no time was left" in skipped.reason
     assert "--model tiny --positions 16 --baselines hf-eager" in skipped.command
     assert any(isinstance(r, NoteRecord) and "noise_floor" in r.values for r in here.records)
+
+
+def test_what_cannot_be_made_is_an_empty_cell_with_the_error() -> None:
+    def refuse() -> Arena:
+        raise NoRoom("llama: 60 GB more are needed, 20 GB of the card are free")
+
+    here = Bench("tiny", refuse, ["hf-eager"], lambda text: None)
+    here.run([16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    (broken,) = here.records
+    assert isinstance(broken, SkipRecord)
+    assert broken.broken
+    assert broken.reason.startswith("NoRoom: llama: 60 GB")
+
+
+def test_a_baseline_that_cannot_be_made_leaves_the_others_alone() -> None:
+    made = bench()
+    assert made.arena is not None
+    here = Bench("tiny", lambda: cast(Arena, made.arena), ["no-such-baseline", "hf-eager"], lambda text: None)
+    assert here.names == ["hf-eager"]
+    (broken,) = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert "no baseline named 'no-such-baseline'" in broken.reason
 
 
 def test_limits_follow_huggingface_s_own_error() -> None:

@@ -20,6 +20,7 @@ from amk_bench import busy, clock, paired, results
 from amk_core import machine
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("no_worker")
 ROOT = Path(__file__).resolve().parents[2]
 L4 = machine.Gpu("NVIDIA L4", "sm_89", 24 << 30, "580.1", "GPU-1")
 

@@ -18,6 +18,7 @@ from amk_bench.fingerprint import state_of
 from amk_bench.journal import Journal, key_of
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("no_worker")
 ROOT = Path(__file__).resolve().parents[2]
 CELLS = 6
 KILLS = 5

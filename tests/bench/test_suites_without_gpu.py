@@ -16,6 +16,7 @@ from amk_core import machine
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
+    pytest.mark.usefixtures("no_worker"),
     pytest.mark.amk_full("the suites for a card that is not here"),
     pytest.mark.skipif(any(g.arch == "sm_89" for g in machine.find_gpus()), reason="this machine has an sm_89 card"),
 ]

@@ -1,0 +1,204 @@
+"""Claims about the place where cells are measured, and about the latency suite on a card, rehearsed on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from amk_bench import arena as arenas
+from amk_bench import measure, results
+from amk_bench.options import Arch
+from amk_bench.results import LatencyRecord, ParityRecord, SkipRecord
+from amk_core import machine
+from amk_core.graph import GRAPH_SHAPES, ModelGraph, RopeSpec
+
+torch = pytest.importorskip("torch")
+from amk_bench.baselines import registry  # noqa: E402
+from amk_bench.baselines.engines import FusedEngine  # noqa: E402
+from amk_bench.baselines.hf import HfEager  # noqa: E402
+from amk_bench.baselines.reference import Reference  # noqa: E402
+from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
+from amk_bench.clock import CpuClock  # noqa: E402
+from suites.latency import test_latency as suite  # noqa: E402
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("no_worker")
+ROOT = Path(__file__).resolve().parents[2]
+GRAPH = ModelGraph("tiny", "llama", 304, 64, 96, 2, 4, 2, 16, 1e-5, True, 2304, RopeSpec("default", 1e4, 16, 2304), 0.25)
+H200 = machine.Gpu("NVIDIA H200", "sm_90", 141 << 30, "580.1", "GPU-1")
+CPU, CARD = Arch("cpu", "toy", None, "asked for"), Arch("sm_90", "NVIDIA H200", None, "asked for")
+
+
+def chosen(arch: Arch) -> dict[str, set[str]]:
+    """Of the suite's cells those of a default run: id -> names of their marks."""
+    return {
+        str(p.id): {m.name for m in p.marks} for p in suite.cells(arch) if "amk_full" not in {m.name for m in p.marks}
+    }  # fmt: skip
+
+
+def test_a_default_run_on_a_card_has_four_models_at_four_positions_against_four_baselines() -> None:
+    ids = chosen(CARD)
+    four = ("hf-eager", "hf-compile", "fused-graph", "fused-compile")
+    for contest in ("", "tinyllama-1.1b-", "llama-3.2-1b-", "llama-3.1-8b-"):
+        assert {f"{contest}{name}-{p}" for name in four for p in (16, 128, 1024, 2000)} <= ids.keys()
+    assert {f"model-exact-fused-graph-{p}" for p in (16, 128, 1024, 2000)} <= ids.keys()
+    assert ids["hf-eager-16"] == {"amk_device"}
+    assert ids["fused-graph-16"] == ids["llama-3.2-1b-hf-eager-16"] == ids["model-exact-fused-graph-16"] == {"amk_gpu"}
+    order = [p.values[0] for p in suite.cells(CARD)]
+    assert len({c for i, c in enumerate(order) if order[i - 1] != c}) == len([c for i, c in enumerate(order) if order[i - 1] != c])
+
+
+def test_a_default_run_on_a_cpu_is_the_eager_model_and_names_what_needs_a_card() -> None:
+    ids = chosen(CPU)
+    assert {i for i, marks in ids.items() if marks == {"amk_device"}} == {f"hf-eager-{p}" for p in (0, 16, 128, 512)}
+    assert "llama-3.1-8b-fused-compile-2000" in ids
+
+
+def test_rows_of_the_caches() -> None:
+    assert arenas.rows_for(GRAPH_SHAPES["tinyllama-1.1b"], 2000, 16) == 2048
+    assert arenas.rows_for(GRAPH_SHAPES["llama-3.2-1b"], 2000, 16) == 2176
+    assert arenas.rows_for(GRAPH_SHAPES["llama-3.2-1b"], 16384, 16) == 16512
+
+
+def test_a_card_too_small_is_said_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 << 30, 24 << 30))
+    arenas._room(GRAPH_SHAPES["llama-3.2-1b"], 2, True)
+    with pytest.raises(arenas.NoRoom, match=r"llama-3\.1-8b: .* need 53 GB more, 26 GB of the card are free"):
+        arenas._room(GRAPH_SHAPES["llama-3.1-8b"], 2, True)
+
+
+def test_on_a_cpu_the_reference_and_the_baseline_have_caches_of_their_own() -> None:
+    live = hf_model(random_weights(GRAPH, 1, "cpu", torch.float32))
+    hf, plan = HfEager(live, 1), measure.Plan(3, 6, 7)
+    ours = FusedEngine(random_weights(GRAPH, 1, "cpu", torch.float32), 1, 96, "eager")
+    loaded: Any = dataclasses.make_dataclass("Loaded", ["graph", "mode", "context", "batch"])(GRAPH, "exact", 96, 1)
+    ours.model = loaded  # type: ignore[attr-defined]
+    here = arenas.on_cpu(hf, cast(Any, ours), "tiny", "toy", list(range(96)), 7)
+    here.engines["hf-eager"] = cast(Any, hf)
+    assert here.parity(hf, 16) is None, "tokens have no slack in float32: logits are the parity suite's"
+    record, timing = here.compare("hf-eager", 16, plan, 0.01)
+    assert timing is not None, record.reason
+    assert record.gate == "P1"
+    assert record.derived["ours_bytes"] == here.cell(16).ours_bytes > 4 * GRAPH.parameters()
+
+
+def on_card(live: Any, graph: ModelGraph, mode: str, **told: Any) -> arenas.Arena:
+    """In the stead of :func:`amk_bench.arena.on_card`: the same on the CPU, ours a fused step."""
+    bf16 = mode == "fast"
+    weights = random_weights(GRAPH, 1, "cpu", torch.bfloat16 if bf16 else torch.float32)
+    ours = FusedEngine(weights, 1, told["rows"], "eager")
+    ours.name = "AMK CUDA VM"
+    precision = "bf16" if bf16 else "fp32"
+    setting = registry.Setting(told["model"], live, "cpu", precision, told["rows"])
+    reference = Reference(HfEager(live, 1, "fp32"), HfEager(live, 1, "bf16") if bf16 else None)
+    made = arenas.Arena(
+        graph, told["model"], "NVIDIA H200", mode, setting, cast(Any, ours), reference, told["text"], (CpuClock(), CpuClock()),
+        told["seed"], told["origin"],
+    )  # fmt: skip
+    for name in ("fused-graph", "fused-compile", "hf-compile"):
+        made.engines[name] = cast(Any, FusedEngine(weights, 1, told["rows"], "eager"))
+    return made
+
+
+@pytest.fixture
+def card(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+    """Runs the latency suite as on a card of which nothing but the name is there."""
+    live = {kind: hf_model(random_weights(GRAPH, 1, "cpu", kind)) for kind in (torch.bfloat16, torch.float32)}
+    monkeypatch.setattr(machine, "find_gpus", lambda: (H200,))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(arenas, "random_model", lambda graph, seed: (live[torch.bfloat16], {}, "random weights, seed 1"))
+    monkeypatch.setattr(arenas, "real_model", lambda folder, mode: live[torch.float32 if mode == "exact" else torch.bfloat16])
+    monkeypatch.setattr(arenas, "on_card", on_card)
+    monkeypatch.setattr("amk_core.graph.GRAPH_SHAPES", {**GRAPH_SHAPES, "tinyllama-1.1b": GRAPH})
+    monkeypatch.setenv("AMK_HOME", str(pytester.path / "home"))
+    pytester.makeini("[pytest]")
+    pytester.makeconftest(
+        """
+import pytest
+pytest_plugins = ["amk_bench.plugin"]
+
+@pytest.fixture(scope="session")
+def model_path():
+    return "somewhere"
+
+@pytest.fixture(scope="session")
+def text_ids():
+    return [i % 304 for i in range(2304)]
+"""
+    )
+    pytester.makepyfile(test_latency=(ROOT / "suites" / "latency" / "test_latency.py").read_text("utf-8"))
+
+    def run(*args: str) -> pytest.RunResult:
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--arch=sm_90", "--quick", "-q", *args)
+
+    return run
+
+
+def test_the_suite_on_a_card_times_both_modes_and_random_weights_say_so(
+    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+) -> None:
+    done = card("-k", "fused-graph and (16 or 128) and not llama", "--benchmark-json=out.json")
+    data = json.loads((pytester.path / "out.json").read_text())
+    records = results.validate(data["amk"])
+    times = [r for r in records if isinstance(r, LatencyRecord)]
+    assert {(r.model, r.mode, r.precision, r.position) for r in times} == {
+        ("smollm2-135m", mode, precision, position)
+        for mode, precision in (("fast", "bf16"), ("exact", "fp32"))
+        for position in (16, 128)
+    }, done.stdout.str()
+    assert {r.verdict for r in times} <= {"TIE", "AMBIGUOUS", "WIN", "LOSS"}, [r.reason for r in times]
+    assert {r.gate.split()[0] for r in times} == {"P1"}
+    parity = [r for r in records if isinstance(r, ParityRecord)]
+    assert len([r for r in parity if r.level == "P2" and r.passed]) == 4, "ours and the baseline at two positions, in bf16 alone"
+    assert len(data["benchmarks"]) == 4
+    assert data["benchmarks"][0]["extra_info"]["amk"]["weights"] == "checkpoint"
+    assert done.ret == 0
+
+
+def test_a_quick_run_leaves_out_random_weights_and_says_how_to_run_them(
+    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+) -> None:
+    done = card("-k", "tinyllama and hf-eager and 16", "--benchmark-json=out.json")
+    assert done.ret == 0
+    records = results.validate(json.loads((pytester.path / "out.json").read_text())["amk"])
+    left = [r for r in records if isinstance(r, SkipRecord) and "random weights" in r.reason]
+    assert left
+    assert left[0].command == "pytest --arch=sm_90"
+
+
+def test_an_engine_that_fails_p2_has_no_time(
+    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **told: Any) -> arenas.Arena:
+        made = on_card(*args, **told)
+        cheat = FusedEngine(random_weights(GRAPH, 2, "cpu", torch.bfloat16), 1, told["rows"], "eager")
+        made.engines["fused-graph"] = cast(Any, cheat)
+        return made
+
+    monkeypatch.setattr(arenas, "on_card", broken)
+    done = card("-k", "fused-graph-16 and not llama and not exact", "--benchmark-json=out.json")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    records = results.validate(json.loads((pytester.path / "out.json").read_text())["amk"])
+    (invalid,) = [r for r in records if isinstance(r, LatencyRecord)]
+    assert invalid.verdict == "INVALID"
+    assert invalid.reason.startswith("P2 of fused step")
+
+
+def test_a_plan_of_few_steps_for_what_returns_to_the_host_at_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[measure.Plan] = []
+    monkeypatch.setattr(arenas, "compare", lambda a, b, cell, plan, *rest, **named: (seen.append(plan), (None, None))[1])
+    live = hf_model(random_weights(GRAPH, 1, "cpu", torch.bfloat16))
+    here = on_card(live, GRAPH, "fast", model="tiny", rows=96, text=np.arange(96).tolist(), seed=1, origin="")
+    here.setting = dataclasses.replace(here.setting, device="cuda")
+    here.engines["hf-eager"] = here.engines["fused-graph"]
+    for name in ("hf-eager", "fused-graph"):
+        here.compare(name, 16, measure.Plan(16, 10, 1), 0.01)
+    assert [(p.tokens, p.blocks) for p in seen] == [(4, 6), (16, 10)]
+    assert all(p.slack > 0 for p in seen)
