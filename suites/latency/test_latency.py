@@ -39,6 +39,7 @@ CARD_DEFAULT = (16, 128, 1024, 2000)
 FLOOR_POSITION = 128
 REAL, EXACT = "model", "model-exact"
 SHAPES = ("tinyllama-1.1b", "llama-3.2-1b", "llama-3.1-8b")
+LABELS = {EXACT: "mode exact", **{name: f"{name} ({arenas.RANDOM})" for name in SHAPES}}
 LONG = "-long"  # cells beyond NEAR have caches of their own: a baseline may read a static cache's empty rows at every position
 NEAR = 2048
 EXACT_AGAINST = "fused-graph"
@@ -64,7 +65,7 @@ def cells(arch: Arch) -> list[Any]:
             for name in rows:
                 card = base != REAL or name in registry.GPU_ONLY
                 usual = position in (CARD_DEFAULT if card or arch.is_gpu else CPU_DEFAULT) and name != "fused"
-                about = f"latency against {name}" + ("" if base == REAL else f", {base.removeprefix('model-')}")
+                about = f"latency against {name}" if base == REAL else f"latency of {LABELS[base]}"
                 marks = [pytest.mark.amk_gpu(about) if card else pytest.mark.amk_device(about)]
                 marks += [] if usual else [pytest.mark.amk_full(about)]
                 label = f"{name}-{position}" if base == REAL else f"{base}-{name}-{position}"
@@ -131,7 +132,7 @@ def arena(
         if base in SHAPES:
             if amk_options.tier == "quick":
                 pytest.skip(f"a quick run leaves out the shapes with random weights; run: {_default(amk_options)}")
-            graph, mode, model = GRAPH_SHAPES[base], "fast", f"{base} ({arenas.RANDOM})"
+            graph, mode, model = GRAPH_SHAPES[base], "fast", LABELS[base]
             live, shared, origin = arenas.random_model(graph, seed)
             text = np.random.default_rng(seed).integers(0, graph.vocab_size, graph.context).tolist()
         else:
