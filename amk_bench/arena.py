@@ -163,9 +163,12 @@ def random_model(graph: ModelGraph, seed: int) -> tuple[Any, dict[str, Any], str
     return hf_model(weights), {"weights": weights}, weights.origin
 
 
-def real_model(folder: str | Path, mode: str) -> Any:
+def real_model(folder: str | Path, mode: str, threads: int) -> Any:
     """A checkpoint as a transformers model on the card, in the precision of ``mode``."""
-    return HfEager(folder, 1, "fp32" if mode == "exact" else "bf16", "cuda").model
+    model = HfEager(folder, threads, "fp32" if mode == "exact" else "bf16", "cuda").model
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
 
 
 def on_card(

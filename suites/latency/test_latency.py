@@ -124,6 +124,7 @@ def arena(
 
         if not torch.cuda.is_available():
             pytest.skip("torch sees no card, and the baselines run there; run: pip install torch (a CUDA build)")
+        torch.compiler.reset()  # what the contest before compiled; its steps count against the compiler's limit of recompilations
         torch.cuda.empty_cache()
         amk_progress.say(f"{contest}: loading both sides")
         base = contest.removesuffix(LONG)
@@ -140,7 +141,7 @@ def arena(
 
             folder: Path = request.getfixturevalue("model_path")
             mode = "exact" if base == EXACT else "fast"
-            live, shared, origin = arenas.real_model(folder, mode), {}, "checkpoint"
+            live, shared, origin = arenas.real_model(folder, mode, threads), {}, "checkpoint"
             graph, model, text = open_model(live).graph, amk_options.model, request.getfixturevalue("text_ids")
             if graph.vocab_size <= max(text):
                 pytest.skip(f"the pinned ids do not fit this model's vocabulary of {graph.vocab_size}")

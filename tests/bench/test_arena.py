@@ -123,7 +123,9 @@ def card(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(arenas, "random_model", lambda graph, seed: (live[torch.bfloat16], {}, "random weights, seed 1"))
-    monkeypatch.setattr(arenas, "real_model", lambda folder, mode: live[torch.float32 if mode == "exact" else torch.bfloat16])
+    monkeypatch.setattr(
+        arenas, "real_model", lambda folder, mode, threads: live[torch.float32 if mode == "exact" else torch.bfloat16]
+    )
     monkeypatch.setattr(arenas, "on_card", on_card)
     monkeypatch.setattr("amk_core.graph.GRAPH_SHAPES", {**GRAPH_SHAPES, "tinyllama-1.1b": GRAPH})
     monkeypatch.setenv("AMK_HOME", str(pytester.path / "home"))
