@@ -122,6 +122,7 @@ def card(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setattr(machine, "find_gpus", lambda: (H200,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # imports modules that cannot be imported twice in a process
     monkeypatch.setattr(arenas, "random_model", lambda graph, seed: (live[torch.bfloat16], {}, "random weights, seed 1"))
     monkeypatch.setattr(
         arenas, "real_model", lambda folder, mode, threads: live[torch.float32 if mode == "exact" else torch.bfloat16]
