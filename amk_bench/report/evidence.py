@@ -164,7 +164,6 @@ def parity(sources: Sequence[Source]) -> list[Level]:
 
 def _share(claim: ParityRecord) -> float | None:
     """How much of its limit a claim uses; None where that is no share."""
-    if claim.value is None or not claim.limit or claim.value < 0:
+    if claim.value is None or not claim.limit or claim.value < 0 or not claim.required.startswith("<"):
         return None
-    share = claim.value / claim.limit
-    return share if share <= 1.0 else None
+    return claim.value / claim.limit

@@ -25,7 +25,7 @@ def row(pair: Pair) -> dict[str, Any]:
     r, interval = pair.record, pair.ours_interval or (None, None)
     ours_precision, rival_precision = pair.precisions
     return {
-        "verdict": r.verdict, "device": r.device, "model": r.model, "weights": pair.weights, "mode": r.mode,
+        "verdict": r.verdict, "device": r.device, "model": pair.model, "weights": pair.weights, "mode": r.mode,
         "ours_precision": ours_precision, "rival_precision": rival_precision, "batch": r.batch, "position": r.position,
         "unit": r.unit, "ours_us": r.ours_us, "ours_low_us": interval[0], "ours_high_us": interval[1],
         "ours_wall_us": pair.wall_us("ours"), "rival": r.baseline, "rival_version": pair.rival_version, "rival_us": r.baseline_us,

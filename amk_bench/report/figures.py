@@ -77,7 +77,7 @@ class Figures:
     def shares(self, found: Sequence[Share]) -> list[dict[str, Any]]:
         groups: dict[tuple[str, str], list[Share]] = {}
         for s in found:
-            groups.setdefault((s.pair.record.device, s.pair.record.model), []).append(s)
+            groups.setdefault((s.pair.record.device, s.pair.model), []).append(s)
         out = []
         for (device, model), group in groups.items():
             rows = []
@@ -118,16 +118,18 @@ class Figures:
 
     def over_commits(self) -> list[dict[str, Any]]:
         """Ours alone and beside a rival, a chart a model; runs are evenly spaced."""
-        groups: dict[tuple[str, str, str], dict[tuple[int, bool], list[Run]]] = {}
-        for (device, model, mode, batch, position), runs in self.history.items():
+        groups: dict[tuple[str, str, str, str], dict[tuple[int, bool], list[Run]]] = {}
+        for (device, model, weights, mode, batch, position), runs in self.history.items():
             if batch == 1 and position in SHOWN:
                 for beside in (False, True):
                     mine = [r for r in runs if r.beside is beside]
                     if len(mine) > 1:
-                        groups.setdefault((device, model, mode), {})[position, beside] = mine
+                        groups.setdefault((device, model, weights, mode), {})[position, beside] = mine
         return [self._history_figure(*key, lines) for key, lines in groups.items()]
 
-    def _history_figure(self, device: str, model: str, mode: str, lines: dict[tuple[int, bool], list[Run]]) -> dict[str, Any]:
+    def _history_figure(
+        self, device: str, model: str, weights: str, mode: str, lines: dict[tuple[int, bool], list[Run]]
+    ) -> dict[str, Any]:
         files = sorted({r.source for runs in lines.values() for r in runs}, key=lambda s: (s.created, s.path))
         ticks = [(float(i), f"{s.created[5:10]} {s.commit[:7]}") for i, s in enumerate(files)]
         drawn = []
@@ -138,13 +140,13 @@ class Figures:
         name = f"{model} on {device}: microseconds a token, run by run"
         return {
             "title": model,
-            "about": f"{device}, mode {mode}, batch 1",
+            "about": f"{device}, mode {mode}, {weights} weights, batch 1",
             "svg": svg.line_chart(drawn, ticks, "run: date and commit", "microseconds", name),
             "legend": [(swatch(s.style, s.hollow), s.name) for s in drawn],
         }
 
     def history_rows(self) -> list[dict[str, Any]]:
-        names = ("device", "model", "mode", "batch", "position")
+        names = ("device", "model", "weights", "mode", "batch", "position")
         return [
             {
                 **dict(zip(names, key, strict=True)),

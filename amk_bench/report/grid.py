@@ -52,12 +52,16 @@ def grid(best: Sequence[Pair], gaps: Sequence[Gap]) -> list[Device]:
 def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:
     here = [g for g in gaps if g.device == name and g.model]
     owed = card_of(name) is not None
-    positions = {p.record.position for p in best} | {g.position for g in here} | set(POSITIONS if owed else ())
-    kinds = {(p.record.model, p.weights, p.record.mode, p.record.precision, p.record.batch) for p in best}
+    positions = (
+        {p.record.position for p in best}
+        | {g.position for g in here if owed and g.position is not None}
+        | set(POSITIONS if owed else ())
+    )
+    kinds = {(p.model, p.weights, p.record.mode, p.record.precision, p.record.batch) for p in best}
     if owed:
         random = {(mode, precision) for _, weights, mode, precision, _ in kinds if weights == RANDOM} or {("fast", "bf16")}
         kinds |= {(model, RANDOM, *mode, batch) for mode in random for model in GRAPH_SHAPES for batch in BATCHES}
-    kinds |= {(g.model, RANDOM, "fast", "bf16", g.batch) for g in here if g.model in GRAPH_SHAPES}
+        kinds |= {(g.model, RANDOM, *mode, g.batch) for mode in random for g in here if g.weights == RANDOM}
     found = {p.cell: p for p in best}
     ordered = tuple(sorted(positions))
     rows = [
@@ -77,7 +81,7 @@ def reason(cell: Cell, gaps: Sequence[Gap]) -> Reason:
     shape = GRAPH_SHAPES.get(cell.model)
     if shape is not None and cell.position >= shape.context:
         return Reason(f"the model's context ends at {shape.context}")
-    said = [g for g in gaps if (g.model, g.batch, g.position) == (cell.model, cell.batch, cell.position)]
+    said = sorted((g for g in gaps if g.covers(cell)), key=lambda g: g.position is None)
     if said:
         reasons = " / ".join(dict.fromkeys(g.record.reason for g in said))
         return Reason(reasons, next((g.record.command for g in said if g.record.command), _command(cell)), said[0].source)

@@ -89,7 +89,7 @@ def render(content: Content) -> str:
         history_figures=drawn.over_commits(), history=drawn.history_rows(),
         left_out=_left_out(content.gaps), findings=evidence.findings(content.sources), speeds=evidence.speeds(content.sources),
         predictions=_predictions(content.sources), bound_models=list(GRAPH_SHAPES), bounds=_bounds(),
-        file_groups=_file_groups(content.sources), logs=[s for s in content.sources if s.kind.name == "log"],
+        files=_files(content.sources), logs=[s for s in content.sources if s.kind.name == "log"],
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _rivals(content: Content) -> list[dict[str, Any]]:
 
 def _without_shares(content: Content) -> list[str]:
     have = {s.pair.cell for s in content.shares}
-    lack = dict.fromkeys((p.record.device, p.record.model) for p in content.best if p.cell not in have)
+    lack = dict.fromkeys((p.record.device, p.model) for p in content.best if p.cell not in have)
     return [f"{model} on {device} (its run kept no bandwidth)" for device, model in lack]
 
 
@@ -220,13 +220,8 @@ def _bounds() -> list[tuple[Any, str, list[tuple[str, float]]]]:
     return [(t, cards.title(t), [(m, n / (t.dram_gb_s * 1e3)) for m, n in steps.items()]) for t in PROFILES]
 
 
-def _file_groups(sources: Sequence[Source]) -> list[tuple[str, list[Source]]]:
-    """Files by kind, those with the results first; logs and descriptions stand apart."""
-    groups: dict[str, list[Source]] = {}
-    for source in sources:
-        if source.kind.name not in ("log", "about"):
-            groups.setdefault(source.kind.title, []).append(source)
-    order = [k.title for k in (*KINDS, ATTACK)]
-    return sorted(
-        ((title[0].upper() + title[1:], group) for title, group in groups.items()), key=lambda g: order.index(g[1][0].kind.title)
-    )
+def _files(sources: Sequence[Source]) -> list[Source]:
+    """Results first, then by kind and path; logs and descriptions stand apart."""
+    order = [k.name for k in (*KINDS, ATTACK)]
+    listed = [s for s in sources if s.kind.name in order]
+    return sorted(listed, key=lambda s: (order.index(s.kind.name), s.path))

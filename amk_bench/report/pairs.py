@@ -26,8 +26,20 @@ RANDOM, TRAINED = "random", "trained"
 _RESAMPLES = 2000
 _VERSION = re.compile(r"\b(vllm|llama\.cpp|sglang|tensorrt[-_]llm|transformers|triton|torch|version|build): ([^,]+)", re.IGNORECASE)
 _SIDES = re.compile(r"\s+(?:against|vs\.?)\s+|\s*\|\s*")
-_LEFT_OUT = re.compile(r"(?P<model>\S+) at (?P<position>\d+)(?:, batch (?P<batch>\d+))? against (?P<rival>.+)")
+_LABEL = re.compile(r"(?P<model>.*?),? \(?random weights\)?")
+# How runs name the cells that they leave out; a name without a position or a rival stands for all of them.
+_LEFT_OUT = (
+    re.compile(r"(?P<model>.+) at (?P<position>\d+)(?:, batch (?P<batch>\d+))? against (?P<rival>.+)"),
+    re.compile(r"(?P<model>.+): latency at position (?P<position>\d+)"),
+    re.compile(r"(?P<model>.+): latency against (?P<rival>.+)"),
+)
 _LIBRARIES = {"hf": ("transformers", "torch"), "vllm": ("vllm",), "llama.cpp": ("llama.cpp",), "fused": ("torch",)}
+
+
+def named(label: str, told: str = "") -> tuple[str, str]:
+    """(model, kind of weights) of a name in a table, "llama-3.2-1b (random weights)", and what the run says of its weights."""
+    found = _LABEL.fullmatch(label)
+    return (found["model"], RANDOM) if found else (label, RANDOM if RANDOM in told else TRAINED)
 
 
 class Cell(NamedTuple):
@@ -52,13 +64,16 @@ class Pair:
     @property
     def cell(self) -> Cell:
         r = self.record
-        return Cell(r.device, r.model, self.weights, r.mode, r.precision, r.batch, r.position)
+        return Cell(r.device, self.model, self.weights, r.mode, r.precision, r.batch, r.position)
+
+    @property
+    def model(self) -> str:
+        return named(self.record.model)[0]
 
     @property
     def weights(self) -> str:
-        """A run says where its weights come from, or runs a fetched checkpoint."""
-        told = str(self.source.doc["options"].get("weights") or "")
-        return RANDOM if "random" in told else TRAINED
+        """The model's name or the run says that they are random; any other run is of a fetched checkpoint."""
+        return named(self.record.model, str(self.source.doc["options"].get("weights")))[1]
 
     @property
     def precisions(self) -> tuple[str, str]:
@@ -117,15 +132,23 @@ def _own_first(item: tuple[str, str]) -> tuple[bool, str]:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A cell that a run left out, with its reason; ``model`` is empty where the record does not name a cell."""
+    """A cell that a run left out, with its reason.
+
+    ``model`` is empty where the record does not name a cell; without ``position`` or ``rival`` it is of all of them.
+    """
 
     source: Source
     record: SkipRecord
     device: str
     model: str = ""
+    weights: str = ""
     batch: int = 0
-    position: int = 0
+    position: int | None = None
     rival: str = ""
+
+    def covers(self, cell: Cell) -> bool:
+        mine = (self.device, self.model, self.weights, self.batch)
+        return mine == (cell.device, cell.model, cell.weights, cell.batch) and self.position in (None, cell.position)
 
 
 def gaps(sources: Sequence[Source]) -> list[Gap]:
@@ -135,12 +158,15 @@ def gaps(sources: Sequence[Source]) -> list[Gap]:
         for record in source.records:
             if not isinstance(record, SkipRecord):
                 continue
-            named = _LEFT_OUT.fullmatch(record.cell)
-            if named is None:
+            found = next((m for pattern in _LEFT_OUT if (m := pattern.fullmatch(record.cell))), None)
+            if found is None:
                 out.append(Gap(source, record, source.device))
                 continue
-            batch = int(named["batch"] or source.doc["options"].get("batch") or 1)
-            out.append(Gap(source, record, source.device, named["model"], batch, int(named["position"]), named["rival"]))
+            said, options = found.groupdict(), source.doc["options"]
+            model, weights = named(said["model"], str(options.get("weights")))
+            batch = int(said.get("batch") or options.get("batch") or 1)
+            position = int(said["position"]) if said.get("position") else None
+            out.append(Gap(source, record, source.device, model, weights, batch, position, said.get("rival") or ""))
     return out
 
 

@@ -28,7 +28,7 @@ def _row(p: Pair) -> str:
     rival = f"{r.baseline}, {p.rival_version}" if p.rival_version else r.baseline
     precision = mine if mine == theirs else f"{mine} against {theirs}"
     cells = [
-        r.verdict, r.device, f"{r.model}, {p.weights} weights", f"{precision}, {r.mode}", str(r.batch), str(r.position), ours,
+        r.verdict, r.device, f"{p.model}, {p.weights} weights", f"{precision}, {r.mode}", str(r.batch), str(r.position), ours,
         rival, microseconds(r.baseline_us), ratio,
     ]  # fmt: skip
     return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"

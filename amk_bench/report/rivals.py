@@ -45,9 +45,9 @@ def _device(device: str, pairs: Sequence[Pair], gaps: Sequence[Gap], sources: Se
         lines.append(f"| {' | '.join([*row, *(_cell(here.get(n)) for n in names)])} |")
     out = ["\n".join(lines)]
     left: dict[tuple[str, str], int] = {}
-    timed = {(p.record.model, p.record.batch, p.record.position) for p in mine}
+    timed = {p.cell for p in mine}
     for g in gaps:
-        if g.device == device and g.model and (g.model, g.batch, g.position) not in timed:
+        if g.device == device and g.model and not any(g.covers(cell) for cell in timed):
             left[g.model, g.record.reason] = left.get((g.model, g.record.reason), 0) + 1
     for (model, reason), n in sorted(left.items(), key=lambda item: (size(item[0][0]), item[0])):
         out.append(f"{model}: {n} pairs not timed, {reason}.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from amk_bench.report.cards import card_of, size
-from amk_bench.report.pairs import Pair
+from amk_bench.report.pairs import Pair, named
 from amk_bench.report.sources import Source, of
 from amk_bench.results import LatencyRecord
 
@@ -54,7 +54,7 @@ def _charts(pairs: Sequence[Pair], alone: Mapping[tuple[str, str], list[tuple[in
     for p in pairs:
         if p.record.ours_us is not None and p.record.unit == "token":
             about = f"{p.record.precision}, mode {p.record.mode}, {p.weights} weights"
-            groups.setdefault((p.record.device, p.record.model, about), []).append(p)
+            groups.setdefault((p.record.device, p.model, about), []).append(p)
     for device, model in alone:
         if not any(key[:2] == (device, model) for key in groups):
             groups[device, model, "bf16, mode fast, random weights"] = []
@@ -106,7 +106,7 @@ class Share:
 def shares(best: Sequence[Pair]) -> list[Share]:
     """Pairs whose record has them, by device, model, batch and position."""
     out = []
-    for p in sorted(best, key=lambda p: (size(p.record.model), p.cell)):
+    for p in sorted(best, key=lambda p: (size(p.model), p.cell)):
         d = p.record.derived
         if "ours_share" in d and "baseline_share" in d:
             out.append(Share(p, d["ours_share"], d["baseline_share"], d["measured_gb_s"], d.get("datasheet_gb_s")))
@@ -121,9 +121,12 @@ class Run(NamedTuple):
     us: float
 
 
-def history(sources: Sequence[Source]) -> dict[tuple[str, str, str, int, int], list[Run]]:
-    """(device, model, mode, batch, position) -> ours, run by run, oldest first; cells that only one run has are left out."""
-    found: dict[tuple[str, str, str, int, int], list[Run]] = {}
+Place = tuple[str, str, str, str, int, int]  # device, model, weights, mode, batch, position
+
+
+def history(sources: Sequence[Source]) -> dict[Place, list[Run]]:
+    """Ours, run by run, oldest first; places that only one run has are left out."""
+    found: dict[Place, list[Run]] = {}
     for source in of(sources, "result", "timing"):
         for key, run in _times(source).items():
             found.setdefault(key, []).append(run)
@@ -132,15 +135,17 @@ def history(sources: Sequence[Source]) -> dict[tuple[str, str, str, int, int], l
     }
 
 
-def _times(source: Source) -> dict[tuple[str, str, str, int, int], Run]:
+def _times(source: Source) -> dict[Place, Run]:
     """One time a cell: of a paired run the pair with most tokens a call, in which the cost of a call weighs least."""
-    out: dict[tuple[str, str, str, int, int], Run] = {}
+    out: dict[Place, Run] = {}
     if source.kind.name == "timing":
         for t in source.doc["amk"]["timings"]:
             if t["config"] in DEFAULTS:
-                out.setdefault((source.device, t["model"], "fast", t["batch"], t["position"]), Run(source, False, t["median_us"]))
+                key = (source.device, t["model"], t["weights"], "fast", t["batch"], t["position"])
+                out.setdefault(key, Run(source, False, t["median_us"]))
         return out
     timed = [r for r in source.records if isinstance(r, LatencyRecord) and r.ours_us is not None and r.unit == "token"]
     for r in sorted(timed, key=lambda r: (-r.tokens, r.baseline)):
-        out.setdefault((r.device, r.model, r.mode, r.batch, r.position), Run(source, True, r.ours_us or 0.0))
+        model, weights = named(r.model, str(source.doc["options"].get("weights")))
+        out.setdefault((r.device, model, weights, r.mode, r.batch, r.position), Run(source, True, r.ours_us or 0.0))
     return out

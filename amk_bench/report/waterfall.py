@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amk_bench.report.cards import size
-from amk_bench.report.pairs import Pair
+from amk_bench.report.pairs import RANDOM, Pair
 from amk_bench.report.sources import Source, of
 
 ATTENTION = ("attn",)
@@ -128,7 +128,13 @@ def _with_host(step: Step, pairs: Sequence[Pair]) -> Step:
     for pair in pairs:
         r = pair.record
         wall = pair.wall_us("ours")
-        if (r.device, r.model, r.batch, r.position) == same and wall is not None and r.ours_us is not None:
+        if (
+            (r.device, pair.model, r.batch, r.position) == same
+            and pair.weights == RANDOM
+            and r.mode == "fast"
+            and wall is not None
+            and r.ours_us is not None
+        ):
             host = max(0.0, wall - r.ours_us)
             return Step(
                 step.source, step.device, step.model, step.position, step.batch, step.step_us, step.parts, step.shares, host, pair

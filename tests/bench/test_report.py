@@ -147,6 +147,34 @@ def test_every_cell_of_the_grid_is_a_pair_or_has_a_reason(report_tree: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("label", "told", "wanted"),
+    [
+        ("llama-3.2-1b (random weights)", "None", ("llama-3.2-1b", "random")),
+        ("llama-3.2-1b, random weights", "None", ("llama-3.2-1b", "random")),
+        ("smollm2-135m", "random weights, seed 7", ("smollm2-135m", "random")),
+        ("smollm2-135m", "None", ("smollm2-135m", "trained")),
+    ],
+)
+def test_names_of_models_and_their_weights(label: str, told: str, wanted: tuple[str, str]) -> None:
+    assert pairs.named(label, told) == wanted
+
+
+@pytest.mark.parametrize(
+    ("cell", "where"),
+    [
+        ("tinyllama-1.1b at 1024, batch 4 against vllm", ("tinyllama-1.1b", "trained", 4, 1024, "vllm")),
+        ("tinyllama-1.1b (random weights): latency at position 4096", ("tinyllama-1.1b", "random", 1, 4096, "")),
+        ("smollm2-135m: latency against vllm", ("smollm2-135m", "trained", 1, None, "vllm")),
+        ("P5: CPU and GPU give equal bits", ("", "", 0, None, "")),
+    ],
+)
+def test_cells_that_runs_left_out_are_understood(tmp_path: Path, cell: str, where: tuple[Any, ...]) -> None:
+    put(tmp_path, "a.json", result_document([], skipped=[{"cell": cell, "reason": "r"}], options={}))
+    (gap,) = pairs.gaps(collect(tmp_path))
+    assert (gap.model, gap.weights, gap.batch, gap.position, gap.rival) == where
+
+
+@pytest.mark.parametrize(
     ("device", "card"),
     [
         ("NVIDIA H200", "h200"), ("NVIDIA L4", "l4"), ("NVIDIA L40S", "l40s"), ("NVIDIA A100-SXM4-80GB", "a100"),
@@ -215,7 +243,7 @@ def test_lines_of_the_charts(report_tree: Path, committed: list[sources.Source])
     assert {line.name for line in alone} == {series.ALONE}
     history = series.history(committed)
     assert all(len(runs) > 1 for runs in history.values())
-    runs = history["NVIDIA H200", "llama-3.2-1b", "fast", 1, 128]
+    runs = history["NVIDIA H200", "llama-3.2-1b", "random", "fast", 1, 128]
     assert [round(r.us) for r in runs[:2]] == [794, 656]
 
 
