@@ -27,7 +27,7 @@ class Figures:
 
     def __init__(self, sources: Sequence[Source], pairs: Sequence[Pair]) -> None:
         self.sources, self.pairs = sources, pairs
-        rivals = dict.fromkeys(p.rival for p in pairs)
+        rivals = dict.fromkeys(p.rival_as_run for p in pairs)
         self.style = {OURS: 0, ALONE: 0} | {name: 1 + index % (STYLES - 1) for index, name in enumerate(rivals)}
         self.history = series.history(sources)
 
@@ -86,9 +86,9 @@ class Figures:
                 label = (
                     f"{r.position}, batch {r.batch}" if len({g.pair.record.batch for g in group}) > 1 else f"position {r.position}"
                 )
-                style = self.style[s.pair.rival]
+                style = self.style[s.pair.rival_as_run]
                 rows.append((label, [(0, s.ours, f"{100 * s.ours:.0f} %"), (style, s.rival, f"{100 * s.rival:.0f} %")]))
-            names = dict.fromkeys(s.pair.rival for s in group)
+            names = dict.fromkeys(s.pair.rival_as_run for s in group)
             rates = sorted({s.measured_gb_s for s in group})
             told = f"{rates[0]:.0f}" if f"{rates[0]:.0f}" == f"{rates[-1]:.0f}" else f"{rates[0]:.0f} to {rates[-1]:.0f}"
             sheet = group[0].datasheet_gb_s
@@ -137,7 +137,7 @@ class Figures:
             name = f"position {position}, {'beside a rival' if beside else 'alone'}"
             marks = [Mark(float(files.index(r.source)), r.us, f"{name}: {microseconds(r.us)} µs, {r.source.commit}") for r in runs]
             drawn.append(Series(name, tuple(marks), index % STYLES, not beside))
-        name = f"{model} on {device}: microseconds a token, run by run"
+        name = f"{model} on {device}: microseconds a step, run by run"
         return {
             "title": model,
             "about": f"{device}, mode {mode}, {weights} weights, batch 1",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amk_bench.report.cards import card_of, size
-from amk_bench.report.pairs import RANDOM, Cell, Gap, Pair
+from amk_bench.report.pairs import RANDOM, Cell, Gap, Pair, sides
 from amk_bench.report.sources import Source
 from amk_core.graph import GRAPH_SHAPES
 
@@ -59,7 +59,9 @@ def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:
     )
     kinds = {(p.model, p.weights, p.record.mode, p.record.precision, p.record.batch) for p in best}
     if owed:
-        random = {(mode, precision) for _, weights, mode, precision, _ in kinds if weights == RANDOM} or {("fast", "bf16")}
+        random = {
+            (mode, precision) for _, weights, mode, precision, _ in kinds if weights == RANDOM and len(sides(precision)) == 1
+        } or {("fast", "bf16")}
         kinds |= {(model, RANDOM, *mode, batch) for mode in random for model in GRAPH_SHAPES for batch in BATCHES}
         kinds |= {(g.model, RANDOM, *mode, g.batch) for mode in random for g in here if g.weights == RANDOM}
     found = {p.cell: p for p in best}

@@ -42,6 +42,11 @@ def named(label: str, told: str = "") -> tuple[str, str]:
     return (found["model"], RANDOM) if found else (label, RANDOM if RANDOM in told else TRAINED)
 
 
+def sides(precision: str) -> list[str]:
+    """Ours and the rival's precision where a record tells two, "bf16 against int8"; one that both have otherwise."""
+    return _SIDES.split(precision)
+
+
 class Cell(NamedTuple):
     """What is measured, whoever the rival is."""
 
@@ -78,12 +83,18 @@ class Pair:
     @property
     def precisions(self) -> tuple[str, str]:
         """Ours and the rival's; a record that tells one has the same on both sides."""
-        sides = _SIDES.split(self.record.precision)
-        return sides[0], sides[-1]
+        told = sides(self.record.precision)
+        return told[0], told[-1]
 
     @property
     def rival(self) -> str:
         return self.record.baseline
+
+    @property
+    def rival_as_run(self) -> str:
+        """The rival with its precision where that is not ours."""
+        ours, theirs = self.precisions
+        return self.rival if ours == theirs else f"{self.rival}, {theirs}"
 
     @cached_property
     def rival_version(self) -> str:

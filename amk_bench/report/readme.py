@@ -14,7 +14,7 @@ from amk_bench.verdict import Verdict
 ROWS = 12  # that a first screen bears; losses are shown even beyond them
 NOTHING = "No result is committed yet. `make bench` prints the table for your machine."
 HEAD = (
-    "| verdict | device | model | precision | batch | position | AMK µs a token (95 %) | best rival | its µs | ratio (95 %) |\n"
+    "| verdict | device | model | precision | batch | position | AMK µs a step (95 %) | best rival | its µs | ratio (95 %) |\n"
     "| --- | --- | --- | --- | ---: | ---: | --- | --- | ---: | --- |"
 )
 
@@ -72,7 +72,8 @@ def block(best: Sequence[Pair], sources: Sequence[Source]) -> str:
     for device in devices:
         out += [_device(device, best, sources), ""]
     missing = ", ".join(cards.title(t) for t in cards.missing(devices))
-    told = f"Nobody has run {missing} yet. " if missing else ""
+    told = "A step makes one token for each sequence of the batch. "
+    told += f"Nobody has run {missing} yet. " if missing else ""
     return "\n".join(
         [*out, f"{told}Every pair, chart, empty cell and command: [reports/site/index.html](reports/site/index.html)."]
     )

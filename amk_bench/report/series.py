@@ -53,7 +53,7 @@ def _charts(pairs: Sequence[Pair], alone: Mapping[tuple[str, str], list[tuple[in
     groups: dict[tuple[str, str, str], list[Pair]] = {}
     for p in pairs:
         if p.record.ours_us is not None and p.record.unit == "token":
-            about = f"{p.record.precision}, mode {p.record.mode}, {p.weights} weights"
+            about = f"{p.precisions[0]}, mode {p.record.mode}, {p.weights} weights"
             groups.setdefault((p.record.device, p.model, about), []).append(p)
     for device, model in alone:
         if not any(key[:2] == (device, model) for key in groups):
@@ -70,7 +70,7 @@ def _chart(
         r = p.record
         x = r.position if axis == "position" else r.batch
         lines[OURS].setdefault(x, Point(x, r.ours_us or 0.0, p.source))
-        lines.setdefault(p.rival, {})[x] = Point(x, r.baseline_us or 0.0, p.source)
+        lines.setdefault(p.rival_as_run, {})[x] = Point(x, r.baseline_us or 0.0, p.source)
     if "random" in about:
         for position, batch, us, source in alone:
             x = position if axis == "position" else batch
@@ -104,11 +104,11 @@ class Share:
 
 
 def shares(best: Sequence[Pair]) -> list[Share]:
-    """Pairs whose record has them, by device, model, batch and position."""
+    """Pairs of equal precision whose record has them, by model, batch and position."""
     out = []
     for p in sorted(best, key=lambda p: (size(p.model), p.cell)):
         d = p.record.derived
-        if "ours_share" in d and "baseline_share" in d:
+        if "ours_share" in d and "baseline_share" in d and p.precisions[0] == p.precisions[1]:
             out.append(Share(p, d["ours_share"], d["baseline_share"], d["measured_gb_s"], d.get("datasheet_gb_s")))
     return out
 

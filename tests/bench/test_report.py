@@ -124,6 +124,19 @@ def test_sides_of_unequal_precision_and_other_weights_are_told(tmp_path: Path) -
     assert pair.precisions == ("bf16", "int8")
     assert pair.weights == "trained"
     assert pair.rival_version == ""
+    assert pair.rival_as_run == "rival, int8"
+
+
+def test_rivals_of_unequal_precision_do_not_hide_the_equal_ones(report_tree: Path) -> None:
+    cells = [timed_record(0.5, precision="bf16 against int8", baseline="quantised")]
+    put(report_tree, "b.json", result_document(cells))
+    e = Evidence.read(report_tree)
+    assert [(p.rival, p.record.position) for p in e.best][:2] == [("quantised", 128), ("rival", 1024)]
+    assert ("rival", 128) in [(p.rival, p.record.position) for p in e.best]
+    (device,) = grid.grid(e.best, e.gaps)
+    assert [r.precision for r in device.rows if r.model == "llama-3.2-1b"] == ["bf16", "bf16", "bf16", "bf16 against int8"]
+    (chart,) = series.against_position(e.pairs, e.files)
+    assert "quantised, int8" in [line.name for line in chart.lines]
 
 
 def test_every_cell_of_the_grid_is_a_pair_or_has_a_reason(report_tree: Path) -> None:
