@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +108,28 @@ def find_gpus() -> tuple[Gpu, ...]:
     return parse_smi(_output(smi, query, "--format=csv,noheader,nounits"))
 
 
+def visible(gpus: Sequence[Gpu], setting: str) -> tuple[Gpu, ...]:
+    """The cards that ``CUDA_VISIBLE_DEVICES=setting`` leaves, in its order; the first word that names none ends the list.
+
+    ``gpus`` are in the order of the bus; a number counts in it.
+    """
+    out: list[Gpu] = []
+    for word in filter(None, (w.strip() for w in setting.split(","))):
+        named = (
+            [g for g in gpus if g.uuid and g.uuid.startswith(word)] if not word.isdigit() else list(gpus[int(word) : int(word) + 1])
+        )
+        if len(named) != 1 or named[0] in out:
+            break
+        out += named
+    return tuple(out)
+
+
+def seen_gpus() -> tuple[Gpu, ...]:
+    """The cards that a process with this environment may use."""
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return find_gpus() if setting is None else visible(find_gpus(), setting)
+
+
 def library_versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
     """Installed version of each of these distributions; absent ones are left out.  Reads metadata, imports nothing."""
     found = {}
@@ -149,6 +171,6 @@ def probe() -> Machine:
         memory_bytes=total,
         available_bytes=available,
         compiler=find_compiler(),
-        gpus=find_gpus(),
+        gpus=seen_gpus(),
         libraries=library_versions(),
     )
