@@ -135,7 +135,8 @@ struct NormSource {
   float eps;
   __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<kHidden>(h + int64_t(r) * kHidden, k); }
   __device__ __forceinline__ float4 weight(const Context c, int i, int k) const {
-    if (kHidden % 4 == 0 && i >= 0) return *Prologue::norm(c, i);
+    if (kHidden % 4 == 0 && i >= 0)  // what lies beyond K was not fetched: 0 * garbage may be NaN
+      return kHidden % 32 == 0 || k < kHidden ? *Prologue::norm(c, i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     return load_table4<kHidden>(table, k);
   }
 };

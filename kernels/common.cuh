@@ -44,7 +44,7 @@ struct Shared {
   int32_t base, n;           // tasks of this queue: first one, how many
   int32_t go;                // the task of this turn may run
   int32_t tokens[kBatch];    // what the sampler chose, for the host
-  uint64_t poll_start;       // when a poll of this task began to last long
+  volatile uint64_t poll_start;  // when a poll of this task began to last long; steers, see ring.cuh
   uint32_t* halt;            // of the launch
   Fault* fault;
 #if AMK_TRACE

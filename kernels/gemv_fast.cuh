@@ -132,7 +132,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         squares = fma_f32(a.y, a.y, squares);
         squares = fma_f32(b.x, b.x, squares);
         squares = fma_f32(b.y, b.y, squares);
-        const float4 y = times(make_float4(a.x, a.y, b.x, b.y), u < S::kUnits ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        const float4 y = times(make_float4(a.x, a.y, b.x, b.y), needed(i * kAccesses) ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
         x = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
       } else {
         x = make_uint2(v[i].x, v[i].z);

@@ -32,6 +32,22 @@ __device__ __forceinline__ void store_element(uint2* p, uint32_t value, uint32_t
 __device__ __forceinline__ float2 floats_of(uint4 v) { return make_float2(float_of(v.x), float_of(v.z)); }
 __device__ __forceinline__ bool arrived(uint4 v, uint32_t tag) { return v.y == tag && v.w == tag; }
 
+// A steering word of 64 bits; the others, and what they are, stand in ring.cuh.
+__device__ __forceinline__ uint64_t peek(volatile uint64_t& word) {
+#if AMK_CHECKED
+  return atomicAdd(const_cast<uint64_t*>(&word), uint64_t(0));
+#else
+  return word;
+#endif
+}
+__device__ __forceinline__ void poke(volatile uint64_t& word, uint64_t value) {
+#if AMK_CHECKED
+  atomicExch(const_cast<uint64_t*>(&word), value);
+#else
+  word = value;
+#endif
+}
+
 // A poll that has lasted long: true when it is to be given up, since the launch ends before this step or the bound ran out.  The
 // task goes on with what is there, and its queue stops behind it.
 __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag) {
@@ -41,9 +57,10 @@ __device__ __noinline__ bool poll_is_over(int turn, uint32_t seen, uint32_t tag)
     poke(ring.broken, kPollOver);
     return true;
   }
-  const uint64_t now = now_ns();
-  if (shared.poll_start == 0) shared.poll_start = now;  // reset by the queue between tasks
-  if (now - shared.poll_start <= ring.bound_ns) return false;
+  const uint64_t now = now_ns(), start = peek(shared.poll_start);
+  if (start == 0) poke(shared.poll_start, now);  // reset by the queue between tasks
+  // Of another thread, whose clock may have been read behind this one's: signed.
+  if (start == 0 || int64_t(now - start) <= int64_t(ring.bound_ns)) return false;
   report(Fault{kSpinTimeout, shared.task[turn].id, shared.task[turn].op, int32_t(blockIdx.x), where.y, -1, where.x, 0, int64_t(seen),
                int64_t(tag)});
   poke(ring.broken, kPollOver);

@@ -29,7 +29,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint3
 #define AMK_CHECKED 0
 #endif
 
-// Words that one thread writes and others read without any order: they steer, and nothing depends on when they are seen.
+// Words that are written and read without any order: they steer, and nothing depends on when they are seen.
 __device__ __forceinline__ uint32_t peek(volatile uint32_t& word) {
 #if AMK_CHECKED
   return atomicAdd(const_cast<uint32_t*>(&word), 0u);

@@ -158,7 +158,7 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     const int warp = c.warp, lane = c.lane, thread = c.thread;
     if (thread == 0) {
       trace.at_fetch();
-      shared.poll_start = 0;
+      poke(shared.poll_start, 0);
     }
 #if !AMK_EXACT
     Prologue::fetch(c);

@@ -114,7 +114,11 @@ class Memory:
         _release(self, "cuMemFree")
 
     def upload(self, array: npt.NDArray[Any], offset: int = 0, stream: Any = None) -> None:
-        """Copy an array to ``offset``; with a stream the copy is only enqueued (the array must stay alive)."""
+        """Copy an array to ``offset``; with a stream the copy is only enqueued (the array must stay alive).
+
+        Without one the bytes are there on return: the driver itself returns when it has put them aside, and launches run on streams
+        that do not wait for the one of this copy.
+        """
         a = np.ascontiguousarray(array)
         assert offset >= 0
         assert offset + a.nbytes <= max(self.size, 256)
@@ -122,6 +126,7 @@ class Memory:
             return
         if stream is None:
             call("cuMemcpyHtoD", self.address + offset, a.ctypes.data, a.nbytes)
+            call("cuStreamSynchronize", 0)
         else:
             call("cuMemcpyHtoDAsync", self.address + offset, a.ctypes.data, a.nbytes, stream)
 

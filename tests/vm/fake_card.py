@@ -55,6 +55,7 @@ class FakeCard:
         self.work: Work = lambda card, launch: None
         self.thread: threading.Thread | None = None
         self.captured: list[Callable[[], None]] | None = None
+        self.aside: list[tuple[int, bytes]] = []  # copies that have returned and not landed yet
         self.CUdevice_attribute = _Names()
         self.CUfunction_attribute = _Names()
         self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
@@ -94,7 +95,13 @@ class FakeCard:
     def _cuMemHostGetDevicePointer(self, address: int, flags: int) -> int:
         return address
 
+    def _land(self) -> None:
+        for to, data in self.aside:
+            ctypes.memmove(to, data, len(data))
+        self.aside = []
+
     def _cuMemFree(self, address: int) -> None:
+        self._land()
         del self.heap[address], self.sizes[address]
 
     def _cuMemFreeHost(self, address: int) -> None:
@@ -111,9 +118,11 @@ class FakeCard:
             self.captured.append(work)
 
     def _cuMemcpyHtoD(self, to: int, source: int, size: int) -> None:
-        ctypes.memmove(to, source, size)
+        """The bytes are put aside; they land with the next synchronisation, and other streams do not wait for them."""
+        self.aside.append((to, ctypes.string_at(source, size)))
 
     def _cuMemcpyDtoH(self, to: int, source: int, size: int) -> None:
+        self._land()
         ctypes.memmove(to, source, size)
 
     def _cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: Any) -> None:
@@ -195,9 +204,13 @@ class FakeCard:
             self.thread = None
 
     def _cuStreamSynchronize(self, stream: Any) -> None:
-        self._join()
+        if stream == 0:  # the default stream: those of launches are not ordered with it
+            self._land()
+        else:
+            self._join()
 
     def _cuCtxSynchronize(self) -> None:
+        self._land()
         self._join()
 
     def _cuStreamQuery(self, stream: Any) -> Status:

@@ -197,7 +197,7 @@ def test_a_traced_build_computes_the_same_and_its_records_are_in_order(machine: 
     assert np.array_equal(traced.buffer("out")[:40, 0], want)
     t = tracing.timeline(s, *traced.trace_records())
     assert (np.diff(t.us, axis=-1) >= 0).all()
-    assert t.spread < 0.05
+    assert t.spread < 0.2  # groups of SMs have clocks of their own, which rise at their own pace
     assert tracing.causality_us(t) < 5.0
     assert sum(r.share for r in tracing.regions(t)) == pytest.approx(1.0)
     print(tracing.table(t))

@@ -20,6 +20,7 @@ from amk_core.vm.control import BLOCK
 from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import CudaError, CudaOutOfMemory, Device
+from amk_core.vm.program import TASK
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
 
@@ -395,6 +396,29 @@ def test_a_token_that_the_host_gives_again_reaches_the_card_again(make: Callable
     vm.launch(1, [0, 3, 1, 1])
     vm.wait()
     assert seen == [5, 5]
+
+
+def test_a_launch_finds_everything_that_was_copied_before_it(make: Callable[..., CudaVM], card: FakeCard) -> None:
+    """Copies without a stream return before they have landed, and a launch runs on a stream that does not wait for them."""
+    vm = make()
+    found: list[int] = []
+
+    def look(c: FakeCard, launch: Any) -> None:
+        ids = c.view(launch["tasks"], TASK, int(launch["n_tasks"]))["id"]
+        found.append(int((np.sort(ids) == np.arange(len(ids))).all()))
+        decode(c, launch)
+
+    card.work = look
+    vm.launch(6, [0, 3, 6, 6])
+    vm.wait()
+
+    def one(c: FakeCard, launch: Any) -> None:
+        found.append(int(c.view(launch["tasks"], TASK)["id"][0]))
+
+    card.work = one
+    for task in (5, 0, 7):
+        vm.run_task(task, [0, 3, 6, 6])
+    assert found == [1, 5, 0, 7]
 
 
 # -- what is given back
