@@ -30,7 +30,6 @@ WIDTHS = {"fp32": 4, "bf16": 2}  # bytes of a weight and of a number in the cach
 # What returns to the host for every kernel of a step takes many times as long: fewer steps tell as much of it.
 SLOW, SLOW_TOKENS, SLOW_BLOCKS = "hf-eager", 4, 6
 LEAST_ROWS = 2176  # of every static cache on a card
-RANDOM = "random weights"
 
 
 class NoRoom(RuntimeError):
@@ -42,7 +41,7 @@ class Arena:
     """What cells of one model on one device have in common.
 
     Attributes:
-        graph, model: the shape, and the name in the table, which says when weights are random.
+        graph, model: the shape, and the name in the table.
         device: the name in the table.
         setting: what baselines are made for.
         ours: our engine.
@@ -50,7 +49,7 @@ class Arena:
         text: ids whose beginnings fill the caches.
         clocks: of our engine and of the baselines, which work on other streams.
         seed: of first tokens and forced ones.
-        origin: where the weights come from.
+        origin: where the weights come from, "" where from the model's checkpoint.
     """
 
     graph: ModelGraph
@@ -87,7 +86,7 @@ class Arena:
         size = step_bytes(self.graph, width, position, self.setting.batch, width)
         vocabulary = tuple(sorted(set(self.text)))
         prefix = tuple(self.text[:position])
-        return Cell(self.device, self.model, self.mode, self.setting.batch, prefix, vocabulary, size, size)
+        return Cell(self.device, self.model, self.mode, self.setting.batch, prefix, vocabulary, size, size, self.origin)
 
     def limits(self, position: int) -> Limits:
         """Brings the reference to ``position`` and says how far engines may be from it there."""
@@ -149,7 +148,7 @@ def on_cpu(hf: HfEager, ours: Ours, model: str, device: str, text: Sequence[int]
     clock = CpuClock()
     reference = Reference(HfEager(live, hf.threads), None)
     return Arena(
-        ours.model.graph, model, device, ours.model.mode, setting, ours, reference, text, (clock, clock), seed, "checkpoint"
+        ours.model.graph, model, device, ours.model.mode, setting, ours, reference, text, (clock, clock), seed, ""
     )  # fmt: skip
 
 
@@ -173,7 +172,7 @@ def real_model(folder: str | Path, mode: str, threads: int) -> Any:
 
 def on_card(
     live: Any, graph: ModelGraph, mode: str, *, model: str, text: Sequence[int], rows: int, seed: int, threads: int,
-    origin: str = "checkpoint", batch: int = 1, shared: dict[str, Any] | None = None,
+    origin: str = "", batch: int = 1, shared: dict[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Arena:  # fmt: skip
     """Everything on the first card, on the weights of ``live`` (a transformers model there, bf16 for ``fast``, else float32).

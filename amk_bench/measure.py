@@ -71,7 +71,8 @@ class Cell:
     """What is measured: the text that fills the cache (its length is the position) and how many sequences decode.
 
     ``ours_bytes`` and ``baseline_bytes``: what a step of each side has to read, from the model's shape and the side's precision
-    (:func:`amk_bench.floor.step_bytes`), never from the engine's own words; 0 where unknown.
+    (:func:`amk_bench.floor.step_bytes`), never from the engine's own words; 0 where unknown.  ``weights``: where they come from,
+    where that is no checkpoint.
     """
 
     device: str
@@ -82,6 +83,7 @@ class Cell:
     vocabulary: tuple[int, ...] = field(repr=False)  # ids that first tokens are drawn from
     ours_bytes: int = 0
     baseline_bytes: int = 0
+    weights: str = ""
 
     @property
     def position(self) -> int:
@@ -231,6 +233,7 @@ def compare(
         timing, device=cell.device, mode=cell.mode, precision=_precision(ours, baseline), floor=floor, seed=plan.seed,
         label=seen.label, cache=_cache(cell, plan), derived={**_rates(timing, cell, plan, seen), **energy},
         conditions={**seen.values, "others": taken, "readings": float(len(readings))}, readings=seen.series,
+        weights=cell.weights,
     )  # fmt: skip
     return record, timing
 
@@ -373,4 +376,5 @@ def invalid(cell: Cell, ours: Engine, baseline: Engine, reason: str) -> LatencyR
     return LatencyRecord(
         device=cell.device, model=cell.model, mode=cell.mode, precision=_precision(ours, baseline), batch=cell.batch,
         position=cell.position, baseline=baseline.name, verdict=Verdict.INVALID, reason=reason,
+        weights=cell.weights,
     )  # fmt: skip

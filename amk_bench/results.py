@@ -71,6 +71,7 @@ class LatencyRecord:
         conditions: the machine during the timing, in means; ``label`` says what a reader should know of it.
         readings: the same one by one: before the first block, then after each.
         unit: what the times are of: a "token" of greedy decode, or a "call" of anybody's function.
+        weights: where the weights come from, where that is no checkpoint ("random weights, seed 7, ...").
     """
 
     type: ClassVar[str] = "latency"
@@ -103,6 +104,7 @@ class LatencyRecord:
     conditions: dict[str, float] = field(default_factory=dict)
     readings: dict[str, list[float]] = field(default_factory=dict)
     unit: str = "token"
+    weights: str = ""
     made_by: InitVar[object] = None
 
     def __post_init__(self, made_by: object) -> None:
@@ -137,6 +139,7 @@ def timed(
     conditions: Mapping[str, float] | None = None,
     readings: Mapping[str, list[float]] | None = None,
     unit: str = "token",
+    weights: str = "",
 ) -> LatencyRecord:
     """The record of a timing: its interval, its verdict against the noise ``floor``, and everything it rests on."""
     from amk_bench.gate import Timing
@@ -165,7 +168,8 @@ def timed(
         ours_us=statistics.median(a), baseline_us=statistics.median(b), ratio=interval.median, low=interval.low,
         high=interval.high, floor=floor, tokens=timing.tokens, clock=timing.clock, ours_samples_us=a, baseline_samples_us=b,
         seed=seed, label=label, cache=cache, checks=checks, host=host, derived=dict(derived or {}),
-        conditions=dict(conditions or {}), readings=dict(readings or {}), unit=unit, made_by=_KEY,
+        conditions=dict(conditions or {}), readings=dict(readings or {}), unit=unit, weights=weights,
+        made_by=_KEY,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _count(cells: Sequence[SkipRecord]) -> str:
 
 
 def _win_loss(terminal: Terminal, cells: Sequence[LatencyRecord], ascii_only: bool, width: int) -> None:
-    shown = {(r.model, r.mode, r.unit) for r in cells}
+    shown = {(r.model + (", random weights" if r.weights else ""), r.mode, r.unit) for r in cells}
     units = " or ".join(sorted({f"a {r.unit}" for r in cells}, reverse=True))
     what = "several cases"
     if len(shown) == 1:

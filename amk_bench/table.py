@@ -38,7 +38,7 @@ def win_loss(records: Sequence[LatencyRecord], ascii_only: bool = False) -> tupl
     """The win/loss table: its lines, and for each line the verdict it shows (None for rules and headings)."""
     micro = "us" if ascii_only else "µs"
     ours, theirs = f"ours {micro}", f"baseline {micro}"
-    cases = {(r.model, r.mode) for r in records}
+    cases = {(r.model, r.mode, bool(r.weights)) for r in records}
     positions = any(r.unit == "token" or r.position or r.batch != 1 for r in records)
     headers = ["verdict", *["case"] * (len(cases) > 1), *["position", "batch"] * positions]
     headers += ["baseline", ours, theirs, "ratio", "95 % interval", "gate"]
@@ -49,7 +49,7 @@ def win_loss(records: Sequence[LatencyRecord], ascii_only: bool = False) -> tupl
         ratio = f"{r.ratio:.3f}x" if r.ratio is not None else EMPTY
         baseline = f"{r.baseline} {r.precision}".strip()
         times = [microseconds(r.ours_us), microseconds(r.baseline_us), ratio, interval]
-        case = [f"{r.model}, {r.mode}"] if len(cases) > 1 else []
+        case = [f"{r.model}, {r.mode}{', random weights' if r.weights else ''}"] if len(cases) > 1 else []
         cell = [f"{r.position:,}".replace(",", " "), str(r.batch)] if positions else []
         rows.append([r.verdict, *case, *cell, baseline, *times, r.gate or "see below"])
     right = {"position", "batch", ours, theirs, "ratio", "95 % interval"}

@@ -134,9 +134,8 @@ def on_card(name: str, batch: int, seed: int, last: int, tokens: int, say: Calla
     say(f"weights on the card, {shared['weights'].bytes_a_step() / 1e9:.2f} GB a step")
     rows = arenas.rows_for(graph, last, tokens)
     text = np.random.default_rng(seed).integers(0, graph.vocab_size, rows).tolist()
-    model = f"{name} ({arenas.RANDOM})"
     return arenas.on_card(
-        live, graph, "fast", model=model, text=text, rows=rows, seed=seed, threads=threads, origin=origin, batch=batch,
+        live, graph, "fast", model=name, text=text, rows=rows, seed=seed, threads=threads, origin=origin, batch=batch,
         shared=shared, say=say,
     )  # fmt: skip
 
@@ -180,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
             command = ["python", "-m", "amk_bench.baselines.run", *fingerprint.without_places(given)]
             device, arch = (card.name, card.arch) if card else ("cpu", "cpu")
             stamp = fingerprint.take(machine, arch, device, command, {"all": args.seed}, Path.cwd(), args.commit)
-            weights = bench.arena.origin if bench.arena else arenas.RANDOM
+            weights = bench.arena.origin if bench.arena else "random weights"
             options = {**vars(args), "turn": "", "out": args.out.name, "weights": weights}
             write_atomically(args.out, document(bench.records, stamp.to_json(), options), replace=True)
             say(f"{len(bench.records)} records: {args.out.name}")

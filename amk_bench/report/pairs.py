@@ -77,8 +77,8 @@ class Pair:
 
     @property
     def weights(self) -> str:
-        """The model's name or the run says that they are random; any other run is of a fetched checkpoint."""
-        return named(self.record.model, str(self.source.doc["options"].get("weights")))[1]
+        """The record, the model's name or the run says that they are random; any other run is of a fetched checkpoint."""
+        return named(self.record.model, self.record.weights or str(self.source.doc["options"].get("weights")))[1]
 
     @property
     def precisions(self) -> tuple[str, str]:

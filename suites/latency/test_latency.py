@@ -1,7 +1,7 @@
 """Time a token of our VM against each baseline, in ABBA pairs in one process, behind gates in the very cell.
 
 On a CPU both sides compute in float32 (mode ``exact``).  On a card: mode ``fast`` against bf16 baselines, with the model's weights
-and with random weights in three public shapes, said so in the model's name; and mode ``exact`` against one baseline in float32.
+and with random weights in three public shapes, said so in every record; and mode ``exact`` against one baseline in float32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CARD_DEFAULT = (16, 128, 1024, 2000)
 FLOOR_POSITION = 128
 REAL, EXACT = "model", "model-exact"
 SHAPES = ("tinyllama-1.1b", "llama-3.2-1b", "llama-3.1-8b")
-LABELS = {EXACT: "mode exact", **{name: f"{name} ({arenas.RANDOM})" for name in SHAPES}}
+LABELS = {EXACT: "mode exact", **{name: f"{name}, random weights" for name in SHAPES}}
 LONG = "-long"  # cells beyond NEAR have caches of their own: a baseline may read a static cache's empty rows at every position
 NEAR = 2048
 EXACT_AGAINST = "fused-graph"
@@ -133,7 +133,7 @@ def arena(
         if base in SHAPES:
             if amk_options.tier == "quick":
                 pytest.skip(f"a quick run leaves out the shapes with random weights; run: {_default(amk_options)}")
-            graph, mode, model = GRAPH_SHAPES[base], "fast", LABELS[base]
+            graph, mode, model = GRAPH_SHAPES[base], "fast", base
             live, shared, origin = arenas.random_model(graph, seed)
             text = np.random.default_rng(seed).integers(0, graph.vocab_size, graph.context).tolist()
         else:
@@ -141,7 +141,7 @@ def arena(
 
             folder: Path = request.getfixturevalue("model_path")
             mode = "exact" if base == EXACT else "fast"
-            live, shared, origin = arenas.real_model(folder, mode, threads), {}, "checkpoint"
+            live, shared, origin = arenas.real_model(folder, mode, threads), {}, ""
             graph, model, text = open_model(live).graph, amk_options.model, request.getfixturevalue("text_ids")
             if graph.vocab_size <= max(text):
                 pytest.skip(f"the pinned ids do not fit this model's vocabulary of {graph.vocab_size}")
@@ -210,7 +210,7 @@ def test_decode_against(
     amk_seconds.store(
         [s.device_s for s in samples_of(timing.blocks, "a")],
         {"cell": {"position": position, "batch": cell.batch, "model": cell.model, "mode": cell.mode}, "tokens": record.tokens,
-         "weights": here.origin, "baseline": baseline.name, "told": registry.describe(baseline),
+         "weights": here.origin or "checkpoint", "baseline": baseline.name, "told": registry.describe(baseline),
          "baseline_samples_us": record.baseline_samples_us, "ratio": record.ratio,
          "interval": [record.low, record.high], "floor": floor, "verdict": str(record.verdict), "gate": record.gate},
     )  # fmt: skip

@@ -167,6 +167,7 @@ def test_the_suite_on_a_card_times_both_modes_and_random_weights_say_so(
     }, done.stdout.str()
     assert {r.verdict for r in times} == {"TIE"}, [r.reason for r in times]
     assert {r.gate.split()[0] for r in times} == {"P1"}
+    assert {r.weights for r in times} == {""}, "a checkpoint's"
     parity = [r for r in records if isinstance(r, ParityRecord)]
     assert len([r for r in parity if r.level == "P2" and r.passed]) == 4, "ours and the baseline at two positions, in bf16 alone"
     assert len(data["benchmarks"]) == 4
@@ -192,7 +193,7 @@ def test_a_default_run_times_random_weights_under_a_name_that_says_so(
     assert done.ret == 0, done.stdout.str()
     records = results.validate(json.loads((pytester.path / "out.json").read_text())["amk"])
     (record,) = [r for r in records if isinstance(r, LatencyRecord)]
-    assert record.model == "tinyllama-1.1b (random weights)"
+    assert (record.model, record.weights) == ("tinyllama-1.1b", "random weights, seed 1")
     assert (record.verdict, record.tokens, len(record.ours_samples_us)) == ("TIE", 16, 20)
 
 

@@ -46,7 +46,7 @@ def bench(**engines: Any) -> Bench:
     ours.name = "AMK"
     text = np.random.default_rng(7).integers(0, GRAPH.vocab_size, 96).tolist()
     arena = Arena(
-        GRAPH, "tiny (random weights)", "toy", "fast", registry.Setting("tiny", live, "cpu", "bf16", 96), cast(Any, ours),
+        GRAPH, "tiny", "toy", "fast", registry.Setting("tiny", live, "cpu", "bf16", 96), cast(Any, ours),
         Reference(HfEager(live, 1, "fp32"), HfEager(live, 1, "bf16")), text, (CpuClock(), CpuClock()), 7, weights.origin,
         engines={"hf-eager": cast(Any, low), **engines},
     )  # fmt: skip
