@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,6 @@ from amk_bench.baselines.reference import Reference  # noqa: E402
 from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
 from suites.latency import test_latency as suite  # noqa: E402
 
-pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("no_worker")
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = ModelGraph("tiny", "llama", 304, 64, 96, 2, 4, 2, 16, 1e-5, True, 2304, RopeSpec("default", 1e4, 16, 2304), 0.25)
@@ -115,56 +115,56 @@ def on_card(live: Any, graph: ModelGraph, mode: str, **told: Any) -> arenas.Aren
     return made
 
 
+class Given:
+    """Fixtures of the suites that need a model: a text and no checkpoint."""
+
+    @pytest.fixture(scope="session")
+    def model_path(self) -> str:
+        return "somewhere"
+
+    @pytest.fixture(scope="session")
+    def text_ids(self) -> list[int]:
+        return [i % GRAPH.vocab_size for i in range(GRAPH.context)]
+
+
 @pytest.fixture
-def card(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
-    """Runs the latency suite as on a card of which nothing but the name is there."""
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Runs the latency suite as on a card of which nothing but the name is there: exit code, and what --benchmark-json wrote."""
     live = {kind: hf_model(random_weights(GRAPH, 1, "cpu", kind)) for kind in (torch.bfloat16, torch.float32)}
     monkeypatch.setattr(machine, "find_gpus", lambda: (H200,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: None)  # imports modules that cannot be imported twice in a process
     monkeypatch.setattr(arenas, "random_model", lambda graph, seed: (live[torch.bfloat16], {}, "random weights, seed 1"))
     monkeypatch.setattr(
         arenas, "real_model", lambda folder, mode, threads: live[torch.float32 if mode == "exact" else torch.bfloat16]
     )
     monkeypatch.setattr(arenas, "on_card", on_card)
     monkeypatch.setattr("amk_core.graph.GRAPH_SHAPES", {**GRAPH_SHAPES, "tinyllama-1.1b": GRAPH})
-    monkeypatch.setenv("AMK_HOME", str(pytester.path / "home"))
-    pytester.makeini("[pytest]")
-    pytester.makeconftest(
-        """
-import pytest
-pytest_plugins = ["amk_bench.plugin"]
+    monkeypatch.setenv("AMK_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_latency.py").write_text((ROOT / "suites" / "latency" / "test_latency.py").read_text("utf-8"))
 
-@pytest.fixture(scope="session")
-def model_path():
-    return "somewhere"
-
-@pytest.fixture(scope="session")
-def text_ids():
-    return [i % 304 for i in range(2304)]
-"""
-    )
-    pytester.makepyfile(test_latency=(ROOT / "suites" / "latency" / "test_latency.py").read_text("utf-8"))
-
-    def run(*args: str) -> pytest.RunResult:
-        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "--arch=sm_90", "-q", *args)
+    def run(*args: str) -> tuple[int, dict[str, Any]]:
+        sys.modules.pop("test_latency", None)
+        fixed = ["-p", "amk_bench.plugin", "-p", "no:cacheprovider", "--arch=sm_90", "-q", "--benchmark-json=out.json"]
+        code = pytest.main([*fixed, *args], plugins=[Given()])
+        return int(code), json.loads((tmp_path / "out.json").read_text())
 
     return run
 
 
 def test_the_suite_on_a_card_times_both_modes_and_random_weights_say_so(
-    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+    card: Callable[..., tuple[int, dict[str, Any]]],
 ) -> None:
-    done = card("--quick", "-k", "fused-graph and (16 or 128) and not llama", "--benchmark-json=out.json")
-    data = json.loads((pytester.path / "out.json").read_text())
+    code, data = card("--quick", "-k", "fused-graph and (16 or 128) and not llama")
     records = results.validate(data["amk"])
     times = [r for r in records if isinstance(r, LatencyRecord)]
     assert {(r.model, r.mode, r.precision, r.position) for r in times} == {
         ("smollm2-135m", mode, precision, position)
         for mode, precision in (("fast", "bf16"), ("exact", "fp32"))
         for position in (16, 128)
-    }, done.stdout.str()
+    }
     assert {r.verdict for r in times} == {"TIE"}, [r.reason for r in times]
     assert {r.gate.split()[0] for r in times} == {"P1"}
     assert {r.weights for r in times} == {""}, "a checkpoint's"
@@ -172,33 +172,33 @@ def test_the_suite_on_a_card_times_both_modes_and_random_weights_say_so(
     assert len([r for r in parity if r.level == "P2" and r.passed]) == 4, "ours and the baseline at two positions, in bf16 alone"
     assert len(data["benchmarks"]) == 4
     assert data["benchmarks"][0]["extra_info"]["amk"]["weights"] == "checkpoint"
-    assert done.ret == 0
+    assert code == 0
 
 
 def test_a_quick_run_leaves_out_random_weights_and_says_how_to_run_them(
-    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+    card: Callable[..., tuple[int, dict[str, Any]]],
 ) -> None:
-    done = card("--quick", "-k", "tinyllama and hf-eager and 16", "--benchmark-json=out.json")
-    assert done.ret == 0
-    records = results.validate(json.loads((pytester.path / "out.json").read_text())["amk"])
+    code, data = card("--quick", "-k", "tinyllama and hf-eager and 16")
+    assert code == 0
+    records = results.validate(data["amk"])
     left = [r for r in records if isinstance(r, SkipRecord) and "random weights" in r.reason]
     assert left
     assert left[0].command == "pytest --arch=sm_90"
 
 
 def test_a_default_run_times_random_weights_under_a_name_that_says_so(
-    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+    card: Callable[..., tuple[int, dict[str, Any]]],
 ) -> None:
-    done = card("-k", "tinyllama and fused-graph-16", "--benchmark-json=out.json")
-    assert done.ret == 0, done.stdout.str()
-    records = results.validate(json.loads((pytester.path / "out.json").read_text())["amk"])
+    code, data = card("-k", "tinyllama and fused-graph-16")
+    assert code == 0
+    records = results.validate(data["amk"])
     (record,) = [r for r in records if isinstance(r, LatencyRecord)]
     assert (record.model, record.weights) == ("tinyllama-1.1b", "random weights, seed 1")
     assert (record.verdict, record.tokens, len(record.ours_samples_us)) == ("TIE", 16, 20)
 
 
 def test_an_engine_that_fails_p2_has_no_time(
-    card: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    card: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **told: Any) -> arenas.Arena:
         made = on_card(*args, **told)
@@ -207,9 +207,9 @@ def test_an_engine_that_fails_p2_has_no_time(
         return made
 
     monkeypatch.setattr(arenas, "on_card", broken)
-    done = card("--quick", "-k", "fused-graph-16 and not llama and not exact", "--benchmark-json=out.json")
-    assert done.ret == pytest.ExitCode.TESTS_FAILED
-    records = results.validate(json.loads((pytester.path / "out.json").read_text())["amk"])
+    code, data = card("--quick", "-k", "fused-graph-16 and not llama and not exact")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    records = results.validate(data["amk"])
     (invalid,) = [r for r in records if isinstance(r, LatencyRecord)]
     assert invalid.verdict == "INVALID"
     assert invalid.reason.startswith("P2 of fused step")
