@@ -13,14 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HEADER = """// Chooses one mutant: `chosen` is 0 for the code as written.
+HEADER = """// Chooses one mutant (0: the code as written) and one setting of the limits.  Where `amk_seen` points to an entry for
+// each mutant, the code as written marks those that would have changed the value of their expression, or might have.
 #pragma once
-extern "C" __attribute__((visibility("default"))) int amk_mutant;
+extern "C" __attribute__((visibility("default"))) int amk_mutant, amk_limits;
+extern "C" __attribute__((visibility("default"))) char* amk_seen;
 namespace amk_mutants {
-inline bool m(int k) { return amk_mutant == k; }
-inline int d(int k) { return int(amk_mutant == k) - int(amk_mutant == k + 1); }
+inline bool m(int k, bool differs = true) {
+  if (__builtin_expect(amk_seen != nullptr, 0) && differs) amk_seen[k] = 1;
+  return amk_mutant == k;
+}
+inline int d(int k) { return int(m(k)) - int(m(k + 1)); }
+inline bool fixed(int k, bool x) { return m(k, !x) ? true : m(k + 1, x) ? false : x; }
+inline bool without_and(int k, bool x) { return m(k, !x) || x; }
+inline bool without_or(int k, bool x) { return !m(k, x) && x; }
 #define AMK_COMPARISON(name, op, first, second) \\
-  template <class A, class B> bool name(int k, const A& a, const B& b) { return m(k) ? a first b : m(k + 1) ? a second b : a op b; }
+  template <class A, class B> bool name(int k, const A& a, const B& b) { \\
+    const bool x = a op b; \\
+    return m(k, (a first b) != x) ? a first b : m(k + 1, (a second b) != x) ? a second b : x; \\
+  }
 AMK_COMPARISON(lt, <, <=, >=)
 AMK_COMPARISON(le, <=, <, >)
 AMK_COMPARISON(gt, >, >=, <=)
@@ -157,7 +168,7 @@ class Schemata:
         head = self._raw[start : start + 120].decode(errors="replace")
         if kind in (K.STATIC_ASSERT, K.ENUM_DECL, K.TYPE_ALIAS_DECL, K.USING_DIRECTIVE):
             return
-        if kind == K.VAR_DECL and re.match(r"(static\s+)?constexpr\b", head):
+        if kind == K.VAR_DECL and re.match(r"((static|inline)\s+)*constexpr\b", head):
             return
         children = list(node.get_children())
         if kind == K.IF_STMT and re.match(r"if\s+constexpr", head):
@@ -175,10 +186,14 @@ class Schemata:
             k = self._new(node, f"not {self._short(node)}")
             self._wrap(node, f"({NS}m({k}) != ", ")")
         elif (
-            kind == K.RETURN_STMT and children and children[0].type.get_canonical().kind.name == "BOOL" and self._once(children[0])
+            kind == K.RETURN_STMT
+            and children
+            and children[0].type.get_canonical().kind.name == "BOOL"
+            and self._short(children[0]) not in ("true", "false")  # turned as a literal
+            and self._once(children[0])
         ):
             k = self._new(node, *(f"return {self._short(children[0])} -> {x}" for x in ("true", "false")))
-            self._wrap(children[0], f"({NS}m({k}) ? true : {NS}m({k + 1}) ? false : bool((", ")))")
+            self._wrap(children[0], f"{NS}fixed({k}, bool((", ")))")
         for body in self._bodies(node, children):
             self._statement(body)
         for child in children:
@@ -204,7 +219,7 @@ class Schemata:
         if not behind.startswith(")" if statement else ("?", ")")):
             return
         k = self._new(test, *(f"condition {self._short(test)} -> {x}" for x in ("true", "false")))
-        self._wrap(test, f"({NS}m({k}) ? true : {NS}m({k + 1}) ? false : bool((", ")))")
+        self._wrap(test, f"{NS}fixed({k}, bool((", ")))")
 
     def _binary(self, node: Any, left: Any, right: Any) -> None:
         (left_start, left_end), (right_start, right_end) = self._at(left), self._at(right)
@@ -228,7 +243,7 @@ class Schemata:
             k = self._new(
                 node, f"{op} -> {'||' if both else '&&'} in {text}", f"without {self._short(left)}", f"without {self._short(right)}"
             )
-            neutral = [f"({NS}m({n}) || bool(" if both else f"(!{NS}m({n}) && bool(" for n in (k + 1, k + 2)]
+            neutral = [f"{NS}without_{'and' if both else 'or'}({n}, bool(" for n in (k + 1, k + 2)]
             self._wrap(node, f"({neutral[0]}", f")) : {'' if both else '!'}{NS}m({k}))",
                        (left_end, right_start, f")) {'!=' if both else '=='} {NS}m({k}) ? {neutral[1]}"))  # fmt: skip
         elif op in OPERATIONS and arithmetic:

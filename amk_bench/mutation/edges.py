@@ -357,6 +357,17 @@ def _proxy() -> list[Json]:
             n.task(0, [], [access(x, ONE, **({"proxy": "async"} if write else {}))], fences=["bulk.wait_group"])
             n.task(0, [access(x, (1, 2) if apart else ONE, **({"proxy": "async"} if read else {}))])
             out.append(n.json())
+    for steps in (1, 2):  # tags: of this step, of the step before, written through either proxy
+        for fences in ([], ["proxy.async"]):
+            for write in (False, True):
+                for epoch in (0, -1):
+                    n = Net(2, steps)
+                    x, c = _tagged(n, filled=epoch == -1), n.counter()
+                    waits = [(c, 1, 0 if epoch else -1)]
+                    extra = {"proxy": "async"} if write else {}
+                    n.task(0, [], [access(x, ONE, **extra)], waits, fences=["bulk.wait_group"])
+                    n.task(1, [access(x, ONE, proxy="async", **({"epoch": -1} if epoch else {}))], [], [], [(c, 1)], fences=fences)
+                    out.append(n.json())
     return out
 
 

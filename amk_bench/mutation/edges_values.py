@@ -43,6 +43,31 @@ def _sources() -> list[Json]:
     return out
 
 
+def _nothing() -> list[Json]:
+    """Ranges that move and hold nothing, inside what another task writes and wraps around, in no order with it."""
+    out = []
+    for length, mod in ((0, 3), (1, 3), (0, None), (1, None)):
+        n = Net(2, 4)
+        x = n.buffer(1, 12, lifetime="persistent", filled=True)
+        n.task(0, [], [access(x, ONE, affine(1, mod=mod, add=0, length=6))])
+        n.task(1, [access(x, ONE, affine(1, add=1, length=length))])
+        out.append(n.json())
+    return out
+
+
+def _late() -> list[Json]:
+    """A race in a step behind those that are written out first, beside reads that nobody wrote for, or that are covered."""
+    out = []
+    for filled in (False, True):
+        for ordered in (False, True):
+            n = Net(2, 9)
+            x, c, d = n.buffer(1, 100, lifetime="persistent", filled=filled), n.counter(), n.counter()
+            n.task(0, [], [access(x, ONE, affine(6, add=16))], [(c, 1, -1)], [(d, 1)])
+            n.task(1, [access(x, ONE, affine(5))], [], [(d, 1, -1)] if ordered else [], [(c, 1)])
+            out.append(n.json())
+    return out
+
+
 def _bulk() -> list[Json]:
     """Asynchronous reads behind nothing, behind one write of several, and asynchronous stores further down a queue."""
     out = []
@@ -209,4 +234,4 @@ def _real() -> list[Json]:
     return out
 
 
-GROUPS: tuple[Callable[[], list[Json]], ...] = (_sources, _bulk, _outputs, _real)
+GROUPS: tuple[Callable[[], list[Json]], ...] = (_sources, _nothing, _late, _bulk, _outputs, _real)

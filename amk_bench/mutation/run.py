@@ -60,11 +60,12 @@ def outcome(what: str, per_class: int, processes: int, stride: int) -> Mapping[s
             "deaths": {"verdict": killed, "lives": len(r.survivors)},
             "survivors": r.survivors,
         }
-    from amk_bench.mutation import native
+    from amk_bench.mutation import checker, native, validator
 
+    make = {"checker": checker.cases, "validator": validator.cases}[what]
     with tempfile.TemporaryDirectory() as folder:
         program = native.build(what, Path(folder), processes)
-        found = list(native.CASES[what](per_class))
+        found = list(make(per_class))
         native.write_corpus(found, Path(folder) / "corpus")
         n = native.run(program, Path(folder) / "corpus", len(found), processes, stride)
     return {"mutants": n.mutants, "cases": n.cases, "deaths": n.deaths, "survivors": n.survivors, "report_only": n.report_only}

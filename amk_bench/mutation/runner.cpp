@@ -1,12 +1,16 @@
-// Tries every mutant of the validator or of the checker on a corpus; each in a process of its own, which may crash or hang.
-// Arguments: corpus, first mutant, last mutant, stride.  Prints one line a mutant: its number and how it died, or "lives".
+// Tries mutants of the validator or of the checker on a corpus; each in a process of its own, which may crash or hang.
+// Arguments: corpus, numbers of mutants with commas between them.  Prints one line a mutant: its number, how it died or "lives", and
+// the case that showed it (-1: none).
 //   verdict   another verdict, or other rules, than the corpus says
 //   proof     an accepted schedule whose certificate does not hold (validator only)
-//   limit     accepts what the code as written refuses beyond one of its limits, although it would hold (checker only)
+//   undecided cannot decide what the code as written refuses for good (validator only)
+//   limit     accepts what the code as written refuses beyond one of its limits, although it would hold
 //   report    the same verdict, but other findings or another certificate than the code as written gives
 //   crash, hang
 // The corpus: int64 words; per case its length in words, what is expected, then the tables and, for the checker, a certificate.
+#include <malloc.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,38 +18,44 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "amk_mutants.hpp"
 #include "checker.hpp"
 #if AMK_VALIDATOR
 #include "validate.hpp"
 #endif
 
-extern "C" {
-extern int amk_mutant;
 int amk_mutant = 0;
-}
+int amk_limits = 0;
+char* amk_seen = nullptr;
 
 namespace {
 
-constexpr rlim_t kSeconds = 2;               // processor time of one mutant on all cases, ten times what the code as written takes
-constexpr rlim_t kBytes = rlim_t{3} << 30;
+constexpr double kSlowest = 0.02;            // seconds of processor time that the code as written may take for one case
+constexpr suseconds_t kMicroseconds = 300'000;  // of a mutant for one case
+constexpr rlim_t kSeconds = 120;             // of a mutant for all cases
+constexpr size_t kMutants = 1 << 16;         // numbers are smaller
+constexpr rlim_t kBytes = rlim_t{3} << 29;
 
 struct Case {
   int64_t accept = 0, rules = -1;  // rules: bits that must agree, -1: only the verdict is known
   int64_t kept = 0;                // mask of bits that are compared
-  std::vector<uint64_t> tables;
-  size_t bytes = 0;
+  int limits = 0;                  // setting of the limits
+  std::vector<uint64_t> words;
+  std::optional<amk::Tables> tables;  // none: they cannot be read
   std::vector<int64_t> numbers;  // unroll, n_tasks, n_queues
   std::vector<int32_t> replay, row, row_queue, row_value;
   std::vector<int64_t> row_off;
-  std::string report;  // of the code as written
-  bool limit = false;  // it holds, but the code as written refuses it
-
-  std::string_view view() const { return {reinterpret_cast<const char*>(tables.data()), bytes}; }
+  std::string error, report;  // why the tables cannot be read; what the code as written says
+  bool limit = false;     // it holds, but the code as written refuses it
+  bool definite = false;  // refused by the code as written for something that is wrong for sure
 };
 
 struct Reader {
@@ -68,9 +78,15 @@ std::vector<Case> read_corpus(const char* path) {
   std::vector<Case> out;
   for (Reader in{words}; in.at < words.size();) {
     Case c;
-    c.accept = in.next(), c.rules = in.next(), c.kept = in.next(), c.bytes = size_t(in.next());
-    c.tables.resize((c.bytes + 7) / 8);
-    for (auto& x : c.tables) x = uint64_t(in.next());
+    c.accept = in.next(), c.rules = in.next(), c.kept = in.next(), c.limits = int(in.next());
+    const size_t bytes = size_t(in.next());
+    c.words.resize((bytes + 7) / 8);
+    for (auto& x : c.words) x = uint64_t(in.next());
+    try {
+      c.tables.emplace(std::string_view(reinterpret_cast<const char*>(c.words.data()), bytes));
+    } catch (const amk::TableError& e) {
+      c.error = e.what();
+    }
     c.numbers = in.list<int64_t>();
     c.replay = in.list<int32_t>(), c.row = in.list<int32_t>(), c.row_off = in.list<int64_t>();
     c.row_queue = in.list<int32_t>(), c.row_value = in.list<int32_t>();
@@ -79,23 +95,30 @@ std::vector<Case> read_corpus(const char* path) {
   return out;
 }
 
-enum Death { kLives, kVerdict, kProof, kReport, kLimit };
-constexpr const char* kNames[] = {"lives", "verdict", "proof", "report", "limit"};
+enum Death { kLives, kVerdict, kProof, kReport, kLimit, kUndecided };
+constexpr const char* kNames[] = {"lives", "verdict", "proof", "report", "limit", "undecided"};
 
 #if AMK_VALIDATOR
 Death judge(Case& c, bool learn) {
   using namespace amk;
   Death worst = kLives;
   std::string text;
-  try {
-    const Tables t(c.view());
+  amk_limits = c.limits;
+  if (c.tables) {
+    const Tables& t = *c.tables;
     validate::Verdict v = validate::decide(t);
-    if (v.accepted != (c.accept != 0)) return kVerdict;
+    const bool definite = std::any_of(v.report.findings.begin(), v.report.findings.end(), [](const auto& f) { return !f.undecided; });
+    if (c.accept ? definite : v.accepted) return kVerdict;
+    if (learn) c.limit = c.accept && !v.accepted, c.definite = definite;
+    if (c.limit && v.accepted) worst = kLimit;
+    if (c.accept && !c.limit && !v.accepted) return kVerdict;
+    if (c.definite && !definite) return kUndecided;
     int64_t bits = 0;
     for (int r = 0; r < validate::kRules; ++r) {
       if (v.report.count[r]) bits |= int64_t{1} << r;
       text += std::to_string(v.report.count[r]) + ",";
     }
+    if (learn && c.limits && (bits & c.kept) != c.rules) c.rules = -1;  // beyond a limit other rules may be undecided
     if (c.rules >= 0 && (bits & c.kept) != c.rules) return kVerdict;
     for (const auto& f : v.report.findings) {
       text += f.what + (f.undecided ? "?" : "");
@@ -111,13 +134,12 @@ Death judge(Case& c, bool learn) {
       if (!check_certificate(t, z).empty()) return kProof;
       for (int32_t x : s.value) text += " " + std::to_string(x);
     }
-  } catch (const TableError& e) {
-    text = e.what();
-    if (c.accept) return kVerdict;
+  } else if (text = c.error; c.accept) {
+    return kVerdict;
   }
   if (learn)
     c.report = text;
-  else if (c.report != text)
+  else if (worst == kLives && c.report != text)
     worst = kReport;
   return worst;
 }
@@ -125,12 +147,12 @@ Death judge(Case& c, bool learn) {
 Death judge(Case& c, bool learn) {
   using namespace amk;
   std::string text;
-  try {
-    const Tables t(c.view());
+  if (c.tables) {
+    const Tables& t = *c.tables;
     const CertificateView z{c.numbers[0], c.numbers[1], c.numbers[2], c.replay, c.row, c.row_off, c.row_queue, c.row_value};
     for (const auto& e : check_certificate(t, z)) text += e + "\n";
-  } catch (const TableError& e) {
-    text = e.what();
+  } else {
+    text = c.error;
   }
   if (learn && c.accept && !text.empty()) c.limit = true;  // stricter than it would have to be: that is its verdict
   if (text.empty() != (c.accept != 0 && !c.limit)) return c.limit ? kLimit : kVerdict;
@@ -145,13 +167,33 @@ Death judge(Case& c, bool learn) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return std::fprintf(stderr, "usage: %s CORPUS FIRST LAST STRIDE\n", argv[0]), 2;
+  if (argc != 3) return std::fprintf(stderr, "usage: %s CORPUS NUMBERS\n", argv[0]), 2;
+  mallopt(M_MMAP_THRESHOLD, 1 << 28), mallopt(M_TRIM_THRESHOLD, 1 << 30);  // no page faults for what the next case needs again
   std::vector<Case> corpus = read_corpus(argv[1]);
-  for (size_t k = 0; k < corpus.size(); ++k)
-    if (judge(corpus[k], true) != kLives) return std::printf("case %zu is judged otherwise by the code as written\n", k), 1;
+  std::vector<size_t> numbers;
+  std::stringstream list(argv[2]);
+  for (std::string number; std::getline(list, number, ',');) numbers.push_back(std::stoul(number));
+  std::vector<char> seen(kMutants);
+  std::vector<std::vector<bool>> differs(numbers.size(), std::vector<bool>(corpus.size()));  // a mutant may make a difference to a case
+  amk_seen = seen.data();
+  int wrong = 0;
+  for (size_t k = 0; k < corpus.size(); ++k) {
+    const std::clock_t start = std::clock();
+    std::fill(seen.begin(), seen.end(), 0);
+    const Death d = judge(corpus[k], true);
+    for (size_t n = 0; n < numbers.size(); ++n) differs[n][k] = seen[numbers[n]];
+    if (d != kLives) ++wrong, std::printf("case %zu (limits %d) is judged otherwise by the code as written: %s\n", k, corpus[k].limits, kNames[d]);
+    if (double(std::clock() - start) / CLOCKS_PER_SEC > kSlowest) ++wrong, std::printf("case %zu (limits %d) takes too long\n", k, corpus[k].limits);
+  }
+  if (wrong) return 1;
+  amk_seen = nullptr;
   std::vector<size_t> order(corpus.size());
   for (size_t k = 0; k < order.size(); ++k) order[k] = k;
-  for (int m = std::atoi(argv[2]); m <= std::atoi(argv[3]); m += std::atoi(argv[4])) {
+  for (size_t n = 0; n < numbers.size(); ++n) {
+    if (std::find(differs[n].begin(), differs[n].end(), true) == differs[n].end()) {
+      std::printf("%zu lives -1\n", numbers[n]);
+      continue;
+    }
     int result[2];
     if (pipe(result)) return 2;
     std::fflush(stdout);
@@ -162,9 +204,12 @@ int main(int argc, char** argv) {
       setrlimit(RLIMIT_CPU, &cpu), setrlimit(RLIMIT_AS, &memory);
       rlimit core{0, 0};
       setrlimit(RLIMIT_CORE, &core);
-      amk_mutant = m;
+      amk_mutant = int(numbers[n]);
       int64_t answer[2] = {kLives, -1};
       for (size_t k = 0; k < order.size(); ++k) {
+        if (!differs[n][order[k]]) continue;
+        const itimerval timer{{0, 0}, {0, kMicroseconds}};
+        setitimer(ITIMER_PROF, &timer, nullptr);
         const Death d = judge(corpus[order[k]], false);
         if (d == kLives || (d == kReport && answer[0] == kReport)) continue;
         answer[0] = d, answer[1] = int64_t(k);
@@ -179,9 +224,11 @@ int main(int argc, char** argv) {
     close(result[0]);
     int status = 0;
     waitpid(child, &status, 0);
-    const char* how = told ? kNames[answer[0]] : WIFSIGNALED(status) && (WTERMSIG(status) == SIGXCPU || WTERMSIG(status) == SIGKILL) ? "hang" : "crash";
-    std::printf("%d %s\n", m, how);
-    if (told && answer[1] > 0) std::rotate(order.begin() + answer[1] / 2, order.begin() + answer[1], order.begin() + answer[1] + 1);
+    const int by = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    const char* how = told ? kNames[answer[0]] : by == SIGPROF || by == SIGXCPU || by == SIGKILL ? "hang" : "crash";
+    std::printf("%zu %s %lld\n", numbers[n], how, told && answer[1] >= 0 ? (long long)order[size_t(answer[1])] : -1LL);
+    if (told && answer[0] != kReport && answer[1] > 0)
+      std::rotate(order.begin() + answer[1] / 2, order.begin() + answer[1], order.begin() + answer[1] + 1);
   }
   return 0;
 }

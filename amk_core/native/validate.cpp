@@ -11,16 +11,16 @@ constexpr i64 kWitnessAhead = 20'000;     // tasks of a run in which queues may 
 constexpr i64 kWitnessSteps = 4;          // first steps of a pair that are tried where every step is meant
 constexpr i64 kFirstSteps = 8;  // steps written out before more are tried
 
-// Findings that other clocks could change.
-bool needs_clocks(const Finding& f) {
+// Findings that other clocks could change; `clipped`: these say less than is known.
+bool needs_clocks(const Finding& f, bool clipped) {
   return f.undecided || f.rule == kRace || f.rule == kFlow || (f.rule == kStop && f.what == "order") ||
-         (f.rule == kTag && f.what == "overwrite") || (f.rule == kCover && f.what != "output" && f.what != "dead") ||
+         (f.rule == kTag && f.what == "overwrite") || (f.rule == kCover && f.what != "output" && (f.what != "dead" || clipped)) ||
          (f.rule == kProxy && f.what == "fence");
 }
 
 // Where the periodic clocks complain and writing out some steps does not settle it.
-Report merge_undecided(Report periodic) {
-  for (Finding& f : periodic.findings) f.undecided |= needs_clocks(f);
+Report merge_undecided(Report periodic, bool clipped) {
+  for (Finding& f : periodic.findings) f.undecided |= needs_clocks(f, clipped);
   return periodic;
 }
 
@@ -28,7 +28,20 @@ bool definite(const Report& r) {
   return std::any_of(r.findings.begin(), r.findings.end(), [](const Finding& f) { return !f.undecided; });
 }
 
-void witnesses(const Model& m, Verdict& v, bool exact_steps) {
+// What the periodic clocks complain of and the first steps do not show: a rule may be broken in a later step only.  Bytes that are
+// raced for have no certain writer, and broken tags no certain value: nothing is asked behind those.
+std::vector<Finding> unseen(const Report& periodic, bool clipped, const Report& exact) {
+  std::vector<Finding> out;
+  for (const Finding& f : periodic.findings) {
+    if (!needs_clocks(f, clipped) || exact.count[f.rule] > 0) continue;
+    if ((f.rule == kCover && (exact.count[kRace] || exact.count[kTag])) || (f.rule == kFlow && exact.count[kRace])) continue;
+    out.push_back(f), out.back().undecided = true;
+  }
+  return out;
+}
+
+// A run that shows a race proves it, whatever the clocks left open.
+void witnesses(const Model& m, Verdict& v) {
   i64 work = 0;
   std::vector<i64> done, count;
   // A queue that runs ahead may bring what a task waits for: more and more of that is allowed.
@@ -50,11 +63,11 @@ void witnesses(const Model& m, Verdict& v, bool exact_steps) {
     const i64 distance = f.step_b - f.step_a;
     bool both = false;
     auto runs = [&](i64 i) { return i + distance < m.steps && reach(i32(f.task_a), i, i32(f.task_b), i + distance); };
-    if (!(both = runs(f.step_a)) && !exact_steps)
+    if (!(both = runs(f.step_a)) && f.undecided)
       for (i64 i = 0; !both && !f.moves && i < kWitnessSteps; ++i)  // bytes that stand still are met in every step
         if ((both = runs(i))) f.step_a = i, f.step_b = i + distance;
-    if (both && !exact_steps) f.undecided = false;
     if (!both) continue;
+    f.undecided = false;
     // what b waits for and has: the first wait on a counter that a signals
     for (i64 w = m.t.wait_off[f.task_b]; w < m.t.wait_off[f.task_b + 1]; ++w)
       for (i64 s = m.t.sig_off[f.task_a]; s < m.t.sig_off[f.task_a + 1]; ++s)
@@ -81,33 +94,35 @@ Verdict decide(const Tables& t) {
     if (!v.run.complete) m.steps = 1;  // only the reached prefix of the first step is judged
     v.clocks = unrolled_clocks(m, v.run, 1);
     Checker(m, v.run, v.clocks, v.report, 1).all();
-    if (v.clocks.clipped) v.report = merge_undecided(std::move(v.report));
-    witnesses(m, v, true);
+    if (v.clocks.clipped) v.report = merge_undecided(std::move(v.report), true);
+    witnesses(m, v);
   } else {
     v.clocks = periodic_clocks(m, v.run);
     Report periodic;
     Checker(m, v.run, v.clocks, periodic, horizon).all();
     v.report = periodic;
-    const bool clocked = std::any_of(periodic.findings.begin(), periodic.findings.end(), needs_clocks);
+    const bool clipped = v.clocks.clipped;
+    const bool clocked = std::any_of(periodic.findings.begin(), periodic.findings.end(), [&](const Finding& f) { return needs_clocks(f, clipped); });
     const i64 most = clocked ? affordable_steps(m) : 0;
-    bool settled = !clocked;
+    bool settled = !clocked, whole = settled;
     // A violation usually shows within a few steps; only a proof that there is none needs all of them.
-    for (i64 steps = std::min(most, kFirstSteps); steps >= 2 && !settled; steps = std::min(most, steps * 4)) {
+    for (i64 steps = std::min(most, kFirstSteps); steps >= 2 && !whole; steps = std::min(most, steps * 4)) {
       Clocks written = unrolled_clocks(m, v.run, steps);
       Report exact;
       Checker(m, v.run, written, exact, steps).all();
-      if ((steps == horizon && !written.clipped) || definite(exact)) {
-        v.report = std::move(exact);
-        v.clocks = std::move(written);
-        witnesses(m, v, true);
-        settled = true;
+      if (written.clipped) exact = merge_undecided(std::move(exact), true);
+      const bool complete = steps == horizon && !written.clipped;
+      if (complete || definite(exact)) {
+        std::vector<Finding> rest;
+        if (!complete) rest = unseen(periodic, clipped, exact);
+        settled = true, whole = rest.empty();
+        v.report = std::move(exact), v.clocks = std::move(written);
+        for (Finding& f : rest) v.report.add(std::move(f));
       }
       if (steps == most) break;
     }
-    if (!settled) {
-      v.report = merge_undecided(std::move(periodic));
-      witnesses(m, v, false);
-    }
+    if (!settled) v.report = merge_undecided(std::move(periodic), clipped);
+    if (clocked) witnesses(m, v);
     v.clocks.m = nullptr;
   }
   v.accepted = v.report.empty();

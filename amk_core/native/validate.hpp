@@ -238,6 +238,7 @@ struct Checker {
   std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges of writers that keep nothing themselves
   std::vector<Group> groups;
   bool need_flow = false;
+  bool gave_up = false;                      // some accesses were not looked at: edges of `flow` may be missing
   i32 flow_nodes = 0;                        // nodes of `flow` above the tasks: many readers at once
   void feeds(i32 writer, i32 reader) {
     if (need_flow && !keeps[writer]) flow.push_back({writer, reader});

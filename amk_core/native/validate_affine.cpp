@@ -86,7 +86,8 @@ std::pair<i64, i64> range_at(const Model& m, const Range& r, i64 step, const std
 
 namespace {
 
-bool disjoint(std::pair<i64, i64> a, std::pair<i64, i64> b) { return a.first >= b.second || b.first >= a.second; }
+// An empty range is disjoint from every other one.
+bool disjoint(std::pair<i64, i64> a, std::pair<i64, i64> b) { return std::max(a.first, b.first) >= std::min(a.second, b.second); }
 
 // The variables of some ranges, and for each how many values have to be tried (a value matters only up to the modulus it is taken in).
 struct Values {

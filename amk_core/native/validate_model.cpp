@@ -140,16 +140,14 @@ bool Model::ends_inside(const AffineRow& r, i64 limit) const {
 }
 
 std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem) {
-  if (aff < 0) {
+  if (aff == -1) {
     if (a < 0 || b < a || b > limit) return problem = "range", std::nullopt;
     return Range{a, b, -1};
   }
-  if (aff >= i32(t.affine.size())) return problem = "affine", std::nullopt;
+  if (aff < 0 || aff >= i32(t.affine.size())) return problem = "affine", std::nullopt;
   AffineRow r = t.affine[aff];
   const i64 nv = i64(t.variables.size());
-  if (r.var >= nv || r.length_var >= nv || r.mod < 0) return problem = "affine", std::nullopt;
-  if (r.var < 0) r.var = -1;
-  if (r.length_var < 0) r.length_var = -1;
+  if (r.var < -1 || r.var >= nv || r.length_var < -1 || r.length_var >= nv || r.mod < 0) return problem = "affine", std::nullopt;
   if (steps == 1) r.stride = r.length_stride = 0;
   auto small = [](i64 x) { return x >= -kMaxAddress && x <= kMaxAddress; };
   if (r.mod) r.add = floor_mod(r.add, r.mod);

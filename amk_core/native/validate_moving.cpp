@@ -338,8 +338,8 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
   ScanOptions o;
   o.race = false, o.skip_data = &skip;
   const i64 before = out.count[kCover] + out.count[kFlow] + out.count[kProxy];
-  bool gave_up = i64(accesses) * span * i64(assignments.size()) > 4 * kConcreteWork;
-  for (size_t at = 0; at < assignments.size() && !gave_up; ++at) {
+  bool too_much = i64(accesses) * span * i64(assignments.size()) > 4 * kConcreteWork;
+  for (size_t at = 0; at < assignments.size() && !too_much; ++at) {
     std::vector<Shape> shapes;
     std::vector<std::pair<i32, i32>> what;  // rect, step (-1: every step)
     auto add = [&](i32 x, i64 step, i32 id) {
@@ -357,7 +357,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
     for (i32 x : g.init) add(x, 0, first_init);
     Cells parts;
     if (!cells(m, shapes, false, parts)) {
-      gave_up = true;
+      too_much = true;
       break;
     }
     std::vector<Item> items;
@@ -375,7 +375,8 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
     }
     if (out.count[kCover] + out.count[kFlow] + out.count[kProxy] > before) return;
   }
-  if (complete && !gave_up) return;
+  if (complete && !too_much) return;
+  gave_up = true;
   for (size_t a = 0; a < wanted.size(); ++a)
     if (wanted[a]) {
       const auto where = byte_bounds(m, m.rects[m.acc[a].rect]);

@@ -11,7 +11,7 @@
 namespace amk::validate {
 namespace {
 
-constexpr size_t kJoins = size_t{1} << 14;
+constexpr int kJoinBits = 14;  // of the number of joins that are remembered
 constexpr uintptr_t kHugePage = uintptr_t{1} << 21;
 
 AMK_WIDE uint64_t hash_of(const i32* v, const uint32_t* factor, i32 q) {
@@ -30,7 +30,7 @@ AMK_WIDE void lower_row(i32* v, const i32* w, i32 q) {
   for (i32 r = 0; r < q; ++r) v[r] = std::min(v[r], w[r]);
 }
 
-Rows::Rows(Clocks& table, i32 width) : c(table), q(width), factor_(width), joins_(kJoins) {
+Rows::Rows(Clocks& table, i32 width) : c(table), q(width), factor_(width), joins_(size_t{1} << kJoinBits) {
   uint64_t x = 0x9E3779B97F4A7C15ull;
   for (auto& f : factor_) x = x * 6364136223846793005ull + 1442695040888963407ull, f = uint32_t(x >> 32) | 1;
 }
@@ -61,7 +61,7 @@ i32 Rows::commit() {
 }
 
 size_t Rows::place(i32 a, i32 b) const {
-  return (uint64_t(uint32_t(a)) * 0x9E3779B97F4A7C15ull ^ uint64_t(uint32_t(b)) * 0xD6E8FEB86659FD93ull) >> 50;
+  return (uint64_t(uint32_t(a)) * 0x9E3779B97F4A7C15ull ^ uint64_t(uint32_t(b)) * 0xD6E8FEB86659FD93ull) >> (64 - kJoinBits);
 }
 
 i32 Rows::joined(i32 a, i32 b) const {

@@ -96,7 +96,7 @@ void Checker::reach() {
   for (i32 b = 0; b < m.n; ++b)
     if (!useful[b]) {
       Finding f;
-      f.rule = kCover, f.what = "dead", f.task_a = b;
+      f.rule = kCover, f.what = "dead", f.task_a = b, f.undecided = gave_up;
       out.add(std::move(f));
     }
 }

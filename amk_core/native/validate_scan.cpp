@@ -177,6 +177,7 @@ void Checker::group_static(const Group& g) {
   };
   const i32 first_init = i32(rects.size());
   auto undecided = [&] {
+    gave_up = true;
     for (i32 x : rects)
       for (i32 a : acc_of[x]) return race(a, 0, a, 0, 0, 0, true);
   };

@@ -78,6 +78,7 @@ void Checker::tagged(const Group& g) {
   const i64 window = std::min<i64>(horizon, std::min<i64>(period, kTagSteps) * 2 + 1);
   if (variables || (window < horizon && period > kTagSteps / 2)) {
     const auto where = byte_bounds(m, m.rects[rects[0]]);
+    gave_up = true;
     data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, where.first, where.second, true);
     return;
   }
@@ -102,6 +103,7 @@ void Checker::tagged(const Group& g) {
     if (!m.rects[x].moves()) shapes.push_back({m.rects[x].buffer, m.rects[x].rows.a, m.rects[x].rows.b, m.rects[x].cols.a, m.rects[x].cols.b, first_init});
   Cells parts;
   if (!cells(m, shapes, false, parts)) {
+    gave_up = true;
     data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, 0, 0, true);
     return;
   }
@@ -144,6 +146,12 @@ void Checker::tagged(const Group& g) {
       size_t next = 0;
       while (next < writers.size() && writers[next].step <= tag) ++next;
       const bool arrives = next > 0 && writers[next - 1].step == tag;
+      if ((ra.flags & kAsync) && !(m.t.task_fences[ra.task] & 1))
+        for (size_t k = next; k-- > 0;)
+          if (!(m.acc[writers[k].acc].flags & kAsync)) {
+            data(kProxy, "fence", r.acc, r.step, writers[k].acc, writers[k].step, cell.lo, cell.hi);
+            break;
+          }
       bool produced = false;
       for (size_t k = next; k-- > 0 && writers[k].step == tag;) produced |= !m.acc[writers[k].acc].maybe();
       if (!ra.maybe() && (tag < 0 ? !initial : !produced)) data(kCover, tag < 0 ? "read" : "tag", r.acc, r.step, -1, 0, cell.lo, cell.hi);

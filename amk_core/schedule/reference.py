@@ -439,13 +439,16 @@ class _Dynamic:
             buffer, i, task = self.s.buffers[r.buffer], self.step[r.instance], self.task[r.instance]
             per_step = buffer.lifetime == Lifetime.STEP
             if buffer.tagged:
-                earlier = [w for w in writes if self.tag(w) == self.tag(r)]
-                initial = scene.initial if self.tag(r) < 0 else 0
+                earlier = [w for w in writes if self.tag(w) <= self.tag(r)]
             else:
                 earlier = [w for w in writes if self.before(w.instance, r.instance)]
-                fenced = self.s.columns.task_fences[task] & FENCES["proxy.async"]
-                if r.flags & ASYNC and not fenced and any(w.cells & r.cells and not w.flags & ASYNC for w in earlier):
-                    self.found.add("PROXY")
+            fenced = self.s.columns.task_fences[task] & FENCES["proxy.async"]
+            if r.flags & ASYNC and not fenced and any(w.cells & r.cells and not w.flags & ASYNC for w in earlier):
+                self.found.add("PROXY")
+            if buffer.tagged:
+                earlier = [w for w in earlier if self.tag(w) == self.tag(r)]
+                initial = scene.initial if self.tag(r) < 0 else 0
+            else:
                 if per_step:
                     earlier = [w for w in earlier if self.step[w.instance] == i]
                 initial = scene.initial if not per_step or i == 0 else 0

@@ -12,12 +12,14 @@ from typing import Literal
 
 import pytest
 
+from amk_bench.adversary.net import Net, access, affine
 from amk_bench.mutation import directed, python, reference, run
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.small import Case
+from amk_core import _native
 from amk_core.schedule.checker import check_certificate
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.tables import table_hash
+from amk_core.schedule.tables import MAGIC, pack, read_sections, table_hash, write_sections
 
 SOURCE = '''
 def clip(x, low):
@@ -90,6 +92,19 @@ def test_the_checker_refuses_columns_beyond_its_limit_and_queues_that_are_too_sh
     assert [holds(case, "native") for case in directed.damaged()] == [False] * 6
 
 
+def test_the_validator_refuses_ranges_of_no_variable_and_of_no_form() -> None:
+    n = Net(1)
+    n.extra["variables"] = {"p": {"count": 1, "min": 0, "max": 1}}
+    n.task(0, [], [access(n.buffer(1, 4), (0, 1), affine(1, base="p[0]"))])
+    tables = pack(Schedule.from_json(n.json()))
+    sections = read_sections(MAGIC, tables)
+    for section, field, value in (("affine", 1, -2), ("affine", 5, -2), ("acc_raff", 0, -2), ("acc_caff", 0, -2)):
+        changed = {name: a.copy() for name, a in sections.items()}
+        changed[section].reshape(-1)[field] = value
+        assert _native.validate(write_sections(MAGIC, changed), False)["counts"] == {"REF": 1}, (section, field)
+    assert _native.validate(tables, False)["accepted"]
+
+
 TOY = """
 #include <cstdio>
 static int f(int a, int b) {
@@ -123,7 +138,7 @@ def test_schemata_of_a_c_plus_plus_file(tmp_path: Path) -> None:
     source.write_text(TOY)
     schemata = cpp.Schemata([tmp_path])
     # the number comes from the command line: one program is all mutants
-    planted = schemata.plant(source) + "int amk_mutant = 0;\n"
+    planted = schemata.plant(source) + "int amk_mutant = 0;\nchar* amk_seen = nullptr;\n"
     planted = planted.replace("int main() {", "int main(int, char** argv) { amk_mutant = std::atoi(argv[1]);")
     (tmp_path / "amk_mutants.hpp").write_text("#include <cstdlib>\n" + cpp.HEADER)
     (tmp_path / "planted.cpp").write_text(planted)
