@@ -38,6 +38,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Device:
+    """``rows``: the model with the worst cell first, models without one last and by size."""
+
     name: str
     positions: tuple[int, ...]
     rows: tuple[Row, ...]
@@ -65,17 +67,13 @@ def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:
         kinds |= {(model, RANDOM, *mode, batch) for mode in random for model in GRAPH_SHAPES for batch in BATCHES}
         kinds |= {(g.model, RANDOM, *mode, g.batch) for mode in random for g in here if g.weights == RANDOM}
     found = {p.cell: p for p in best}
+    worst = {p.model: index for index, p in reversed(list(enumerate(best)))}
     ordered = tuple(sorted(positions))
     rows = [
         Row(*kind, tuple(found.get(cell) or reason(cell, here) for cell in (Cell(name, *kind, p) for p in ordered)))
-        for kind in sorted(kinds, key=_size_first)
+        for kind in sorted(kinds, key=lambda kind: (worst.get(kind[0], len(best)), size(kind[0]), kind))
     ]
     return Device(name, ordered, tuple(rows))
-
-
-def _size_first(kind: tuple[str, str, str, str, int]) -> tuple[int, str, str, str, str, int]:
-    """Models by parameters, then what runs, then the batch."""
-    return (size(kind[0]), *kind)
 
 
 def reason(cell: Cell, gaps: Sequence[Gap]) -> Reason:

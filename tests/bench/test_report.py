@@ -144,6 +144,7 @@ def test_every_cell_of_the_grid_is_a_pair_or_has_a_reason(report_tree: Path) -> 
     (device,) = grid.grid(e.best, e.gaps)
     assert device.positions == (128, 1024, 4096)
     assert len(device.rows) == 4 * 3
+    assert [r.model for r in device.rows[::3]] == ["llama-3.2-1b", "smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b"]
     rows = {(r.model, r.batch): r.cells for r in device.rows}
     assert [isinstance(c, pairs.Pair) for c in rows["llama-3.2-1b", 1]] == [True] * 3
     left = rows["llama-3.2-1b", 4][0]
@@ -281,7 +282,9 @@ def test_csv_and_json_lines_hold_the_rows_with_file_and_command(report_tree: Pat
         "ours_low_us": "", "ours_high_us": "", "ours_wall_us": "102.1", "rival": "rival",
         "rival_version": "vllm 0.12.0, torch 2.11.0", "rival_us": "80.08", "rival_wall_us": "83.08", "ratio": "", "low": "",
         "high": "", "noise_floor": "0.01", "gate": "P1",
-        "ours_bandwidth_share": "0.7", "rival_bandwidth_share": "0.5", "reason": "", "created": "2026-01-02T03:04:05+00:00",
+        "ours_bandwidth_share": "0.7", "rival_bandwidth_share": "0.5", "cache": "", "label": "",
+        "reason": "",
+        "created": "2026-01-02T03:04:05+00:00",
         "commit": "abc123", "file": "reports/data/a.json", "command": "python -m amk_bench.baselines.run --out FILE",
     }  # fmt: skip
     assert rows[1]["ratio"] == ""
