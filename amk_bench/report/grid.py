@@ -47,8 +47,9 @@ class Device:
 
 def grid(best: Sequence[Pair], gaps: Sequence[Gap]) -> list[Device]:
     """Measured devices, the one with the worst cell first.  ``best``: one pair a cell, worst first."""
-    devices = list(dict.fromkeys([p.record.device for p in best] + [g.device for g in gaps if g.model]))
-    return [_device(name, [p for p in best if p.record.device == name], gaps) for name in devices]
+    decode = [p for p in best if p.record.unit == "token"]
+    devices = list(dict.fromkeys([p.record.device for p in decode] + [g.device for g in gaps if g.model]))
+    return [_device(name, [p for p in decode if p.record.device == name], gaps) for name in devices]
 
 
 def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:

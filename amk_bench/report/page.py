@@ -146,12 +146,17 @@ def _row(device: Device, row: Row, marked: Any) -> dict[str, Any]:
     return {**about, "whole": [], "cells": cells}
 
 
-# Rivals that a reader asks for, by the word that names them in results; one that is missing is shown with its reason.
-WANTED = (
-    ("vLLM", "vllm"), ("llama.cpp", "llama.cpp"), ("SGLang", "sglang"), ("TensorRT-LLM", "tensorrt"),
-    ("HazyResearch Megakernels", "hazy"), ("Mirage", "mirage"), ("AutoMegaKernel", "automegakernel"),
-    ("CUDA graph with programmatic dependent launch", "pdl"),
-)  # fmt: skip
+# Rivals that a reader asks for, by the words that name them in results; one that is missing is shown with its reason.
+WANTED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("vLLM", ("vllm",)),
+    ("llama.cpp", ("llama.cpp", "llama-cpp")),
+    ("SGLang", ("sglang",)),
+    ("TensorRT-LLM", ("tensorrt", "trtllm")),
+    ("CUDA graph with programmatic dependent launch", ("pdl", "dependent launch")),
+    ("HazyResearch Megakernels", ("hazy", "megakernels")),
+    ("Mirage", ("mirage",)),
+    ("AutoMegaKernel", ("automegakernel",)),
+)
 NOT_TRIED = "no committed run has tried it"
 
 
@@ -169,9 +174,9 @@ def _rivals(content: Content) -> list[dict[str, Any]]:
                 "ratios": f"{timed[0]:.2f} to {timed[-1]:.2f}" if timed else "", "reason": "" if timed else "; ".join(reasons),
             }
         )  # fmt: skip
-    for title, word in WANTED:
-        if not any(word in name.lower() or title.lower() in name.lower() for name in names):
-            said = dict.fromkeys(g.record.reason for g in content.gaps if word in f"{g.record.cell} {g.rival}".lower())
+    for title, words in WANTED:
+        if not any(word in name.lower() for name in names for word in words):
+            said = dict.fromkeys(g.record.reason for g in content.gaps if any(word in g.record.cell.lower() for word in words))
             out.append({"name": title, "version": "", "count": 0, "ratios": "", "reason": "; ".join(said) or NOT_TRIED})
     return out
 
