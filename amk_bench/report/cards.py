@@ -30,8 +30,8 @@ def missing(devices: list[str]) -> list[Target]:
 
 
 def command(card: Target) -> str:
-    """What fills the card's cells, run on a machine that has it."""
-    return f"pytest suites --arch={card.arch} --require-hardware --update-reports"
+    """What fills the card's cells, run on a machine that has it or beside a cluster that does."""
+    return f"amk fleet run --devices {card.name} --batches 1,4,16 --out {card.name}"
 
 
 def size(model: str) -> int:

@@ -146,6 +146,6 @@ def _times(source: Source) -> dict[Place, Run]:
         return out
     timed = [r for r in source.records if isinstance(r, LatencyRecord) and r.ours_us is not None and r.unit == "token"]
     for r in sorted(timed, key=lambda r: (-r.tokens, r.baseline)):
-        model, weights = named(r.model, str(source.doc["options"].get("weights")))
+        model, weights = named(r.model, r.weights or str(source.doc["options"].get("weights")))
         out.setdefault((r.device, model, weights, r.mode, r.batch, r.position), Run(source, True, r.ours_us or 0.0))
     return out
