@@ -66,7 +66,9 @@ def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:
             (mode, precision) for _, weights, mode, precision, _ in kinds if weights == RANDOM and len(sides(precision)) == 1
         } or {("fast", "bf16")}
         kinds |= {(model, RANDOM, *mode, batch) for mode in random for model in GRAPH_SHAPES for batch in BATCHES}
-        kinds |= {(g.model, RANDOM, *mode, g.batch) for mode in random for g in here if g.weights == RANDOM}
+        kinds |= {
+            (g.model, RANDOM, *mode, g.batch) for mode in random for g in here if g.weights == RANDOM and g.model in GRAPH_SHAPES
+        }
     found = {p.cell: p for p in best}
     worst = {p.model: index for index, p in reversed(list(enumerate(best)))}
     ordered = tuple(sorted(positions))

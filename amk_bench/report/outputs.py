@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from amk_bench.report import exports, grid, page, pairs, readme, rivals, series, sources, waterfall
+from amk_bench.report import exports, grid, mutants, page, pairs, readme, rivals, series, sources, waterfall
 from amk_bench.report.pairs import Gap, Pair
 from amk_bench.report.sources import Source
 
@@ -62,6 +62,7 @@ TABLES: Mapping[str, Callable[[Evidence], str]] = {
     "README.md": lambda e: readme.block(e.best, e.files),
     "docs/baselines.md": lambda e: rivals.table(e.pairs, e.gaps, e.files),
     "docs/performance.md": _timing,
+    "docs/mutation.md": lambda e: mutants.table(e.files),
 }
 
 

@@ -32,6 +32,7 @@ _LEFT_OUT = (
     re.compile(r"(?P<model>.+) at (?P<position>\d+)(?:, batch (?P<batch>\d+))? against (?P<rival>.+)"),
     re.compile(r"(?P<model>.+): latency at position (?P<position>\d+)"),
     re.compile(r"(?P<model>.+): latency against (?P<rival>.+)"),
+    re.compile(r"latency of (?P<model>.+)"),
 )
 _LIBRARIES = {"hf": ("transformers", "torch"), "vllm": ("vllm",), "llama.cpp": ("llama.cpp",), "fused": ("torch",)}
 
@@ -61,7 +62,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """One record of a result file, seen as a row.  Times in microseconds a token (or a call, ``record.unit``)."""
+    """One record of a result file, seen as a row.  Times in microseconds a step (or a call, ``record.unit``)."""
 
     source: Source
     record: LatencyRecord
@@ -145,7 +146,7 @@ def _own_first(item: tuple[str, str]) -> tuple[bool, str]:
 class Gap:
     """A cell that a run left out, with its reason.
 
-    ``model`` is empty where the record does not name a cell; without ``position`` or ``rival`` it is of all of them.
+    ``model`` is empty where the record does not name a cell; without ``weights``, ``position`` or ``rival`` it is of all of them.
     """
 
     source: Source
@@ -158,8 +159,8 @@ class Gap:
     rival: str = ""
 
     def covers(self, cell: Cell) -> bool:
-        mine = (self.device, self.model, self.weights, self.batch)
-        return mine == (cell.device, cell.model, cell.weights, cell.batch) and self.position in (None, cell.position)
+        mine = (self.device, self.model, self.batch) == (cell.device, cell.model, cell.batch)
+        return mine and self.weights in ("", cell.weights) and self.position in (None, cell.position)
 
 
 def gaps(sources: Sequence[Source]) -> list[Gap]:
@@ -174,7 +175,9 @@ def gaps(sources: Sequence[Source]) -> list[Gap]:
                 out.append(Gap(source, record, source.device))
                 continue
             said, options = found.groupdict(), source.doc["options"]
-            model, weights = named(said["model"], str(options.get("weights")))
+            model, weights = named(said["model"], str(options.get("weights") or ""))
+            if weights == TRAINED and not options.get("weights"):
+                weights = ""
             batch = int(said.get("batch") or options.get("batch") or 1)
             position = int(said["position"]) if said.get("position") else None
             out.append(Gap(source, record, source.device, model, weights, batch, position, said.get("rival") or ""))

@@ -176,9 +176,10 @@ def test_names_of_models_and_their_weights(label: str, told: str, wanted: tuple[
 @pytest.mark.parametrize(
     ("cell", "where"),
     [
-        ("tinyllama-1.1b at 1024, batch 4 against vllm", ("tinyllama-1.1b", "trained", 4, 1024, "vllm")),
+        ("tinyllama-1.1b at 1024, batch 4 against vllm", ("tinyllama-1.1b", "", 4, 1024, "vllm")),
         ("tinyllama-1.1b (random weights): latency at position 4096", ("tinyllama-1.1b", "random", 1, 4096, "")),
-        ("smollm2-135m: latency against vllm", ("smollm2-135m", "trained", 1, None, "vllm")),
+        ("smollm2-135m: latency against vllm", ("smollm2-135m", "", 1, None, "vllm")),
+        ("latency of tinyllama-1.1b, random weights", ("tinyllama-1.1b", "random", 1, None, "")),
         ("P5: CPU and GPU give equal bits", ("", "", 0, None, "")),
     ],
 )
@@ -186,6 +187,10 @@ def test_cells_that_runs_left_out_are_understood(tmp_path: Path, cell: str, wher
     put(tmp_path, "a.json", result_document([], skipped=[{"cell": cell, "reason": "r"}], options={}))
     (gap,) = pairs.gaps(collect(tmp_path))
     assert (gap.model, gap.weights, gap.batch, gap.position, gap.rival) == where
+    there = pairs.Cell("NVIDIA H200", where[0] or "any", "random", "fast", "bf16", where[2], where[3] or 128)
+    assert gap.covers(there) is bool(where[0])
+    assert not gap.covers(there._replace(device="other"))
+    assert gap.covers(there._replace(weights="trained")) is (where[0] != "" and where[1] == "")
 
 
 @pytest.mark.parametrize(
