@@ -357,6 +357,14 @@ def _proxy() -> list[Json]:
             n.task(0, [], [access(x, ONE, **({"proxy": "async"} if write else {}))], fences=["bulk.wait_group"])
             n.task(0, [access(x, (1, 2) if apart else ONE, **({"proxy": "async"} if read else {}))])
             out.append(n.json())
+    for fences in ([], ["bulk.wait_group"]):  # of no bytes
+        for moves in (False, True):
+            n = Net(1)
+            x = n.buffer(1)
+            empty = affine(1, length=0) if moves else (0, 0)
+            n.task(0, [], [access(x, empty, proxy="async")], fences=fences)
+            n.task(0)
+            out.append(n.json())
     for steps in (1, 2):  # tags: of this step, of the step before, written through either proxy
         for fences in ([], ["proxy.async"]):
             for write in (False, True):

@@ -136,6 +136,55 @@ def _outputs() -> list[Json]:
     return out
 
 
+def _half_bytes() -> list[Json]:
+    """Elements of four bits whose neighbours share their byte: for RACE and PROXY it is one place, for COVER it is two."""
+    out: list[Json] = []
+    given: dict[str, Any] = {"dtype": "i4", "lifetime": "persistent", "filled": True}
+    for apart in (1, 2, 3):  # two queues write rows of one element, from row 0 and from so many rows on
+        for first in (0, 1):
+            n = Net(2)
+            n.extra["variables"] = {"p": {"count": 2, "min": 0, "max": 1}}
+            x = n.buffer(1, 8, **given)
+            n.task(0, [], [access(x, ONE, affine(base="p[0]", add=first))])
+            n.task(1, [], [access(x, ONE, affine(base="p[1]", add=first + 1 + apart))])
+            out.append(n.json())
+    for written in (0, 1, 2):  # an asynchronous read beside a write, before it, and one that moves
+        for order in (0, 1):
+            for moves in (False, True):
+                for fences in ([], ["proxy.async"]):
+                    n = Net(1, 2 if moves else 1)
+                    x = n.buffer(1, 6, **given)
+                    row = affine(2, add=written) if moves else (written, written + 1)
+                    tasks: list[dict[str, Any]] = [
+                        {"writes": [access(x, ONE, row)]},
+                        {"reads": [access(x, ONE, ONE, proxy="async")], "fences": fences},
+                    ]
+                    for t in tasks[:: 1 - 2 * order]:
+                        n.task(0, **t)
+                    out.append(n.json())
+    return out
+
+
+def _own_outputs() -> list[Json]:
+    """Outputs of which each queue has its own: written by one queue or both, clobbered or read under another name by either."""
+    out = []
+    for both in (False, True):
+        for other in (None, "write", "read"):
+            for queue in (0, 1):
+                n = Net(2)
+                own = n.pool("own", 64, per_queue=True)
+                y = n.buffer(1, kind="output", lifetime="persistent", pool=own, offset=0)
+                z = n.buffer(1, lifetime="persistent", pool=own, offset=0)
+                for q in range(1 + both):
+                    n.task(q, [], [access(y, ONE)])
+                if other == "write":
+                    n.task(queue, [], [access(z, ONE)])
+                elif other == "read":
+                    n.task(queue, [access(z, ONE)] if both or queue == 0 else [])
+                out.append(n.json())
+    return out
+
+
 # ---- real operations on two columns: the embedding, the head, the combination of partial attention, the down projection
 class _Real(Net):
     def real(self, op: str, params: Json, reads: list[Json], writes: list[Json]) -> int:
@@ -234,4 +283,4 @@ def _real() -> list[Json]:
     return out
 
 
-GROUPS: tuple[Callable[[], list[Json]], ...] = (_sources, _nothing, _late, _bulk, _outputs, _real)
+GROUPS: tuple[Callable[[], list[Json]], ...] = (_sources, _nothing, _late, _bulk, _outputs, _half_bytes, _own_outputs, _real)

@@ -265,8 +265,8 @@ struct Checker {
   void readonly();
   void stop();
   void outputs();
-  void output_written(i32 buffer);
-  void output_kept(i32 buffer);
+  void output_written(i32 buffer, i32 space);
+  void output_kept(i32 buffer, i32 space);
   void reach();
   i64 key(i32 acc) const { return i64{run.index[m.acc[acc].task]} << 32 | acc; }  // replay order; a task reads before it writes
   void race(i32 a, i64 ia, i32 b, i64 ib, i64 lo, i64 hi, bool undecided = false);

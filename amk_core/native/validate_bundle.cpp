@@ -128,8 +128,8 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     const i32 buffer = m.rects[a.rect].buffer;
     const bool step_buffer = m.step_lifetime(buffer);
     if (last.acc >= 0 && !follows) return false;
-    if (!o.data || (o.skip_data && (*o.skip_data)[acc])) return true;
     if (async) return false;
+    if (!o.data || (o.skip_data && (*o.skip_data)[acc])) return true;
     if (last.acc < 0) return o.initial && !(o.second_pass && step_buffer);
     if (last.step != step && step_buffer) return true;
     if (doubtful) return false;

@@ -42,7 +42,7 @@ bool Model::references(Report& out) {
   for (i64 b = 0; b < nb; ++b) {
     const BufferRow& r = t.buffers[b];
     readonly_[b] = r.kind == kWeight || r.kind == kTable || r.kind == kInput;
-    if (r.bits < 4 || r.bits > 64 || r.bits % 4 || r.rows < 1 || r.cols < 1 || i128(r.rows) * r.cols > (i64{1} << 50) || r.kind < 0 ||
+    if ((r.bits != 4 && r.bits % 8) || r.bits < 4 || r.bits > 64 || r.rows < 1 || r.cols < 1 || i128(r.rows) * r.cols > (i64{1} << 50) || r.kind < 0 ||
         r.kind > kToken || r.lifetime < 0 || r.lifetime > kHost)
       add(ref("shape", -1, b));
     else if (r.pool < 0 || r.pool >= i64(t.pools.size()))

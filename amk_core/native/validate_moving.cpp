@@ -61,7 +61,7 @@ void Checker::group_moving(const Group& g) {
   std::map<std::array<i64, 3>, Meet> memo;  // moduli are enumerated, so asked once
   auto meeting = [&](i32 x, i32 y, i64 k) {
     const Rect &p = m.rects[x], &r = m.rects[y];
-    if (p.buffer == r.buffer && (apart(box[x].first, box[y].first) || apart(box[x].second, box[y].second))) return Meet{};
+    if (p.buffer == r.buffer && m.unit(p.buffer) > 1 && (apart(box[x].first, box[y].first) || apart(box[x].second, box[y].second))) return Meet{};
     if (!modular(p) && !modular(r)) return meet_any(p, r, k);
     const auto [it, fresh] = memo.try_emplace({x, y, k});
     if (fresh) it->second = meet_any(p, r, k);
@@ -128,14 +128,15 @@ void Checker::group_moving(const Group& g) {
   bool any = false;
   for (i32 x : live) {
     const Rect& rect = m.rects[x];
-    bool tainted = rect.moves();
+    bool tainted = rect.moves(), near = tainted;  // something that moves may reach its elements, or bytes that they share with others
     if (!tainted)
       for (i32 y : g.rects) {
         if (!m.rects[y].moves() || tainted) continue;
-        bool relevant = std::find(g.init.begin(), g.init.end(), y) != g.init.end() || has_write[y];
+        const bool relevant = std::find(g.init.begin(), g.init.end(), y) != g.init.end() || has_write[y];
+        near |= has_write[y] && m.unit(rect.buffer) == 1 && (meeting(x, y, 0).any || meeting(y, x, 0).any);
         tainted = relevant && (rect.buffer != m.rects[y].buffer || meet(m, rect, m.rects[y], 0).any || meet(m, m.rects[y], rect, 0).any);
       }
-    if (!tainted) continue;
+    if (!tainted && !near) continue;
     for (i32 y : live) {
       auto unfenced = [&](i32 a, i32 w) {
         return (m.acc[a].flags & kAsync) && !(m.acc[w].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1);
@@ -153,12 +154,12 @@ void Checker::group_moving(const Group& g) {
       for (i32 a : acc_of[x])
         for (i32 w : acc_of[y]) {
           if (!matters(a, w) || (!later && key(w) > key(a))) continue;
-          feeds(m.acc[w].task, m.acc[a].task);
+          if (tainted) feeds(m.acc[w].task, m.acc[a].task);
           if (unfenced(a, w)) data(kProxy, "fence", a, at.i + at.k, w, at.i, byte_bounds(m, rect).first, byte_bounds(m, rect).second);
         }
     }
     for (i32 a : acc_of[x]) {
-      if (m.acc[a].write()) continue;
+      if (m.acc[a].write() || !tainted) continue;
       bool flow_ok = true;
       if (!covered(g, a, flow_ok) || !flow_ok) wanted[a] = 1, any = true;
     }
@@ -337,7 +338,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
   for (size_t a = 0; a < skip.size(); ++a) skip[a] = !wanted[a];
   ScanOptions o;
   o.race = false, o.skip_data = &skip;
-  const i64 before = out.count[kCover] + out.count[kFlow] + out.count[kProxy];
+  const i64 before = out.count[kCover] + out.count[kFlow];
   bool too_much = i64(accesses) * span * i64(assignments.size()) > 4 * kConcreteWork;
   for (size_t at = 0; at < assignments.size() && !too_much; ++at) {
     std::vector<Shape> shapes;
@@ -373,7 +374,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
       std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return a.step != b.step ? a.step < b.step : key(a.acc) < key(b.acc); });
       scan(items, cell, o);
     }
-    if (out.count[kCover] + out.count[kFlow] + out.count[kProxy] > before) return;
+    if (out.count[kCover] + out.count[kFlow] > before) return;
   }
   if (complete && !too_much) return;
   gave_up = true;

@@ -16,22 +16,22 @@ constexpr i64 kWrittenOut = 100'000;       // ranges of one output written out o
 void Checker::outputs() {
   for (i32 b = 0; b < i32(m.t.buffers.size()); ++b)
     if (m.t.buffers[b].kind == kOutput) {
-      output_written(b);
-      output_kept(b);
+      const bool own = m.t.pools[m.t.buffers[b].pool].per_queue != 0;  // each queue has one
+      for (i32 space = own ? 0 : -1; space < (own ? m.q : 0); ++space) output_written(b, space), output_kept(b, space);
     }
 }
 
-void Checker::output_kept(i32 b) {
+void Checker::output_kept(i32 b, i32 space) {
   const auto& buf = m.t.buffers[b];
   std::vector<i32> writers;  // rectangles with writes that reach the output
   std::vector<i64> vars;
   bool moves = false, aliased = false;
   for (i32 x = 0; x < i32(m.rects.size()); ++x) {
     const Rect& r = m.rects[x];
-    if (m.group_of[r.buffer] != m.group_of[b] || r.space >= 0) continue;
+    if (m.group_of[r.buffer] != m.group_of[b] || r.space != space) continue;
     if (std::none_of(acc_of[x].begin(), acc_of[x].end(), [&](i32 a) { return m.acc[a].write(); })) continue;
     bool exact = true;
-    if (!touch(r, Rect{b, -1, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact)) continue;
+    if (!touch(r, Rect{b, space, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact)) continue;
     writers.push_back(x);
     moves |= r.moves(), aliased |= r.buffer != b;
     collect_variables(m, r, vars);
@@ -94,13 +94,13 @@ void Checker::output_kept(i32 b) {
   }
 }
 
-void Checker::output_written(i32 b) {
+void Checker::output_written(i32 b, i32 space) {
   const auto& buf = m.t.buffers[b];
   std::vector<Shape> shapes{{b, 0, buf.rows, 0, buf.cols, 0}};
   bool open = false;  // something moves in a way that is not written out here
   for (i32 x = 0; x < i32(m.rects.size()); ++x) {
     const Rect& r = m.rects[x];
-    if (m.group_of[r.buffer] != m.group_of[b]) continue;
+    if (m.group_of[r.buffer] != m.group_of[b] || r.space != space) continue;
     if (std::none_of(acc_of[x].begin(), acc_of[x].end(), [&](i32 a) { return m.acc[a].write() && !m.acc[a].maybe(); })) continue;
     if (!r.moves()) {
       shapes.push_back({r.buffer, r.rows.a, r.rows.b, r.cols.a, r.cols.b, 1});

@@ -120,10 +120,11 @@ void Checker::all() {
     if (m.t.task_fences[b] & 2 || run.index[b] < 0) continue;
     const bool followed = m.t.sig_off[b + 1] > m.t.sig_off[b] || horizon > 1 || m.pos_of[b] + 1 < m.len[m.queue_of[b]];
     if (!followed) continue;
-    for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a)
-      if (m.acc[a].write() && (m.acc[a].flags & kAsync)) {
-        const auto where = byte_bounds(m, m.rects[m.acc[a].rect]);
-        data(kProxy, m.t.task_fences[b] & 4 ? "read wait" : "wait_group", i32(a), 0, -1, 0, where.first, where.second);
+    for (i64 a = m.t.acc_off[b]; a < m.t.acc_off[b + 1]; ++a)  // of no bytes too
+      if ((m.t.acc_flags[a] & kWrite) && (m.t.acc_flags[a] & kAsync)) {
+        Finding f;
+        f.rule = kProxy, f.what = m.t.task_fences[b] & 4 ? "read wait" : "wait_group", f.task_a = b, f.buffer = m.t.acc_buffer[a];
+        out.add(std::move(f));
         break;
       }
   }

@@ -97,6 +97,8 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
       if (o.race && !writers.empty() && !after_last)
         race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
       reads.push_back(it);
+      const bool async = (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
+      if (o.race && async && generic >= 0) data(kProxy, "fence", it.acc, it.step, generic, it.step, cell.lo, cell.hi);
       if (!o.data || (o.skip_data && (*o.skip_data)[it.acc])) continue;
       const i32 buffer = m.rects[a.rect].buffer;
       const bool step_buffer = m.step_lifetime(buffer);
@@ -108,8 +110,6 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         // a race on the bytes is reported as such; here only what no order could repair
         if (!ok) data(kCover, o.initial ? "poison" : "read", it.acc, o.initial && step_buffer ? std::max<i64>(it.step, 1) : it.step, -1, 0, cell.lo, cell.hi);
       }
-      const bool async = (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
-      if (async && generic >= 0) data(kProxy, "fence", it.acc, it.step, generic, it.step, cell.lo, cell.hi);
       if (a.label < 0 && !need_flow) continue;
       if (pass == 1 && step_buffer) continue;
       bool found = false;
@@ -199,7 +199,7 @@ void Checker::group_static(const Group& g) {
   Bundles bundles(*this, rects);
   std::vector<char> has_write(rects.size(), 0);
   for (size_t k = 0; k < rects.size(); ++k) has_write[k] = !bundles.writes(i32(k)).empty();
-  const int rounds = sub_byte ? 2 : 1;  // sub-byte neighbours share a byte for RACE, not for what a read contains
+  const int rounds = sub_byte ? 2 : 1;  // sub-byte neighbours share a byte for RACE and PROXY, not for what a read contains
   for (int round = 0; round < rounds; ++round) {
     o.race = round == 0, o.data = round == rounds - 1;
     if (!cells(m, shapes, sub_byte && round == 0, parts)) return undecided();
