@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from made_up_results import result_document, timed_record
 
-from amk_bench.report import cards, evidence, exports, grid, pairs, series, shape, sources, waterfall
+from amk_bench.report import cards, evidence, exports, grid, mutants, pairs, series, shape, sources, waterfall
 from amk_bench.report.outputs import Evidence, outputs
 from amk_bench.report.sources import collect, read
 from amk_bench.results import ResultError
@@ -275,6 +275,24 @@ def test_what_is_said_of_the_validator_is_what_the_files_say(committed: list[sou
     assert not evidence.findings(committed)[0].good or all(f.good for f in found.values())
     for speed in evidence.speeds(committed):
         assert speed.validate_s <= speed.limit_s
+
+
+def test_the_mutants_table_accounts_for_every_mutant(tmp_path: Path) -> None:
+    deaths = {"verdict": 80, "crash": 4, "report": 6, "lives": 10}
+    survivors = {"changes nothing": ["a"] * 7, "open: not looked at": ["b"] * 3}
+    doc = {
+        "target": "checker",
+        "mutants": 100,
+        "cases": 1234,
+        "deaths": deaths,
+        "survivors": survivors,
+        "planted": 300,
+        "stride": 3,
+    }
+    put(tmp_path, "m.json", doc)
+    row = mutants.table(collect(tmp_path)).splitlines()[2]
+    # killed 84 = 80 + 4; asked 87 = 100 - 7 argued - 6 reported; 84 / 87 = 96.55 %, never rounded up
+    assert row == "| [checker](../reports/data/m.json), every 3th of 300 | 100 | 1 234 | 84 | 6 | 10 | 7 | 3 | 96% |"
 
 
 def test_csv_and_json_lines_hold_the_rows_with_file_and_command(report_tree: Path) -> None:
