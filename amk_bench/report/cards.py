@@ -19,6 +19,11 @@ def card_of(device: str) -> Target | None:
     return next((t for t in PROFILES if t.name in words), None)
 
 
+def same(device: str, other: str) -> bool:
+    """Whether two names are of one device: the same name, or the same card of the fleet."""
+    return device == other or ((card := card_of(device)) is not None and card is card_of(other))
+
+
 def title(card: Target) -> str:
     return TITLES.get(card.name, card.name)
 

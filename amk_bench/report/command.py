@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 NAME = "report"
-HELP = "write the tables and the page of the committed results, check them, or compare two results"
+HELP = "write the tables and the page of results, check them, or compare two results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="the source tree (default: here)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     actions.add_parser("check", help="write nothing; exit code 1 where a table or the page is not what the results give")
+    one = actions.add_parser("page", help="the page and its rows of any folder of results, such as a fleet run's")
+    one.add_argument("folder", type=Path, metavar="DIR", help="result files, files of --benchmark-json, a fleet run")
+    one.add_argument("--out", type=Path, required=True, metavar="DIR", help="index.html, results.csv and results.jsonl go there")
     two = actions.add_parser("compare", help="what became faster or slower between two results")
     two.add_argument("before", type=Path, metavar="A", help="a result file, or what --benchmark-json wrote")
     two.add_argument("after", type=Path, metavar="B", help="a later one")
@@ -24,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """0: all is what the results give, nothing is slower; 1: with check, it is not; with compare, something is."""
     if args.action == "compare":
         return _compare(args)
+    if args.action == "page":
+        return _page(args)
     from amk_bench.report.outputs import outputs
     from amk_bench.report.sources import DATA
     from amk_bench.results import ResultError, write_text_atomically
@@ -44,6 +49,22 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "check" and stale:
         print("run: amk report", file=sys.stderr)
     return 1 if args.action == "check" and stale else 0
+
+
+def _page(args: argparse.Namespace) -> int:
+    from amk_bench.report.outputs import Evidence, site
+    from amk_bench.results import ResultError, write_text_atomically
+
+    folder = args.folder.resolve()
+    if not folder.is_dir():
+        raise ResultError(f"no folder {args.folder}")
+    if args.out.resolve().is_relative_to(folder):
+        raise ResultError(f"--out {args.out} lies within {args.folder}, whose files are read; name a folder beside it")
+    evidence = Evidence.read(folder, Path(), lambda text: print(f"left out: {text}", file=sys.stderr))
+    for name, text in site(evidence, folder, args.out.resolve(), documented=False).items():
+        write_text_atomically(args.out / name, text, replace=True)
+    print(f"{len(evidence.files)} files, {len(evidence.pairs)} pairs: {args.out / 'index.html'}", file=sys.stderr)
+    return 0
 
 
 def _compare(args: argparse.Namespace) -> int:

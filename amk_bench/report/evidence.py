@@ -97,7 +97,7 @@ def _mutants(source: Source) -> Finding:
     doc = source.doc
     lives, report = doc["deaths"].get("lives", 0), doc["deaths"].get("report", 0)
     still_open = sum(len(names) for why, names in doc["survivors"].items() if why.startswith("open"))
-    part = f", every {doc['stride']}th of {number(doc['planted'])}" if "planted" in doc and "stride" in doc else ""
+    part = f", one in {doc['stride']} of {number(doc['planted'])}" if "planted" in doc and "stride" in doc else ""
     killed = doc["mutants"] - lives - report
     told = f"{number(killed)} killed, {number(report)} seen in reports, {number(lives)} live, {number(still_open)} open"
     tried = f"{number(doc['mutants'])} mutants on {number(doc['cases'])} cases{part}"

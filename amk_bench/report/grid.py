@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amk_bench.report.cards import card_of, size
+from amk_bench.report.cards import card_of, same, size
 from amk_bench.report.pairs import RANDOM, Cell, Gap, Pair, sides
 from amk_bench.report.sources import Source
 from amk_core.graph import GRAPH_SHAPES
@@ -48,12 +48,12 @@ class Device:
 def grid(best: Sequence[Pair], gaps: Sequence[Gap]) -> list[Device]:
     """Measured devices, the one with the worst cell first.  ``best``: one pair a cell, worst first."""
     decode = [p for p in best if p.record.unit == "token"]
-    devices = list(dict.fromkeys([p.record.device for p in decode] + [g.device for g in gaps if g.model]))
+    devices = list(dict.fromkeys([p.record.device for p in decode] + [g.device for g in gaps if g.model and g.source.records]))
     return [_device(name, [p for p in decode if p.record.device == name], gaps) for name in devices]
 
 
 def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:
-    here = [g for g in gaps if g.device == name and g.model]
+    here = [g for g in gaps if same(g.device, name) and g.model]
     owed = card_of(name) is not None
     positions = (
         {p.record.position for p in best}

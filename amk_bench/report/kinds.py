@@ -63,6 +63,18 @@ MUTATION: Shape = {
     "target": str, "mutants": int, "cases": int, "deaths": {"*": int}, "survivors": {"*": NAMES}, "report_only?": NAMES,
     "planted?": int, "stride?": int, "*": object,
 }  # fmt: skip
+JOB: Shape = {
+    "device": str,
+    "suite": str,
+    "model": str,
+    "precision": str,
+    "batch": int,
+    "positions": [int],
+    "argv": NAMES,
+    "*": object,
+}
+FLEET_CELL: Shape = {"schema": int, "key": str, "job": JOB, "state": str, "reason": str, "changed": str, "*": object}
+FLEET_PLAN: Shape = {"schema": int, "jobs": [JOB]}
 EQUIVALENT: Shape = {"*": {"open_at_most": (int, type(None)), "arguments": [{"mutant": (str, NAMES), "because": str}]}}
 
 
@@ -140,6 +152,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("result", "paired results and parity claims", _fields("schema", "latency", "parity"), results.validate),
     Kind("timing", "the CUDA VM alone, without a rival", _amk("timing"), _shaped(TIMING, _medians, _shares)),
     Kind("prediction", "predictions of a cost model", _amk("prediction"), _shaped(PREDICTION, _positive)),
+    Kind("fleet-cell", "what became of a job of the fleet", _fields("job", "state", "attempts"), _shaped(FLEET_CELL)),
+    Kind("fleet-plan", "what a fleet run was asked for", lambda doc: doc.keys() == {"schema", "jobs"}, _shaped(FLEET_PLAN)),
     Kind("instruments", "bandwidth, clocks and state of a card", _fields("bandwidth", "clocks"), _shaped(INSTRUMENTS)),
     Kind(
         "forgeries", "forged certificates", _fields("corruptions", "transplants"),
@@ -163,16 +177,20 @@ LOG = Kind("log", "what a run printed", lambda _: True, lambda _: None)
 ABOUT = Kind("about", "what lies in this folder", lambda _: True, lambda _: None)
 
 
+class UnknownKind(ResultError):
+    """No kind recognises a file."""
+
+
 def kind_of(doc: Any) -> Kind:
     """The kind of a JSON document.
 
     Raises:
-        ResultError: no kind recognises it.
+        UnknownKind: none recognises it.
     """
     found = next((k for k in KINDS if isinstance(doc, dict) and k.recognises(doc)), None)
     if found is None:
         known = ", ".join(k.name for k in KINDS)
-        raise ResultError(
+        raise UnknownKind(
             f"no kind of result recognises this file; known are {known}; a new one belongs into amk_bench/report/kinds.py"
         )
     return found

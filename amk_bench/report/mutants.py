@@ -29,7 +29,7 @@ def _row(source: Source) -> str:
     still_open = sum(len(names) for why, names in doc["survivors"].items() if why.startswith("open"))
     killed, equivalent = doc["mutants"] - report - lives, lives - still_open
     asked = doc["mutants"] - equivalent - report
-    sample = f", every {doc['stride']}th of {_number(doc['planted'])}" if "stride" in doc and "planted" in doc else ""
+    sample = f", one in {doc['stride']} of {_number(doc['planted'])}" if "stride" in doc and "planted" in doc else ""
     numbers = (doc["mutants"], doc["cases"], killed, report, lives, equivalent, still_open)
     cells = [f"[{doc['target']}](../{source.path}){sample}", *map(_number, numbers), f"{100 * killed // max(asked, 1)}%"]
     return f"| {' | '.join(cells)} |"

@@ -39,13 +39,13 @@ class Evidence:
     gaps: list[Gap]
 
     @staticmethod
-    def read(root: Path) -> Evidence:
-        """Everything under ``reports/data`` of the tree at ``root``.
+    def read(root: Path, data: Path = sources.DATA, unknown: Callable[[str], None] | None = None) -> Evidence:
+        """Everything under ``data`` of the folder ``root`` (:func:`amk_bench.report.sources.collect`).
 
         Raises:
             ResultError: a file does not hold; the message names it.
         """
-        files = sources.collect(root)
+        files = sources.collect(root, data, unknown)
         found = pairs.newest(files)
         return Evidence(files, found, pairs.best_rivals(found), pairs.gaps(files))
 
@@ -81,9 +81,15 @@ def outputs(root: Path) -> dict[str, str]:
                 out[name] = replaced((root / name).read_text("utf-8"), table(e))
             except BlockMissing as error:
                 raise BlockMissing(f"{name}: {error}") from None
-    devices = grid.grid(e.best, e.gaps)
-    content = page.Content(e.files, e.pairs, e.best, e.gaps, devices, waterfall.steps(e.files, e.pairs), series.shares(e.best))
-    out[f"{page.SITE}/index.html"] = page.render(content)
-    out[f"{page.SITE}/results.csv"] = exports.to_csv(e.pairs)
-    out[f"{page.SITE}/results.jsonl"] = exports.to_jsonl(e.pairs, devices, e.gaps, e.files)
-    return out
+    return out | {f"{page.SITE}/{name}": text for name, text in site(e, root, root / page.SITE, documented=True).items()}
+
+
+def site(e: Evidence, root: Path, folder: Path, *, documented: bool) -> dict[str, str]:
+    """The page and its rows by name, for a ``folder``; paths of the evidence count from ``root``."""
+    devices, steps = grid.grid(e.best, e.gaps), waterfall.steps(e.files, e.pairs)
+    content = page.Content(e.files, e.pairs, e.best, e.gaps, devices, steps, series.shares(e.best), root, folder, documented)
+    return {
+        "index.html": page.render(content),
+        "results.csv": exports.to_csv(e.pairs),
+        "results.jsonl": exports.to_jsonl(e.pairs, devices, e.gaps, e.files),
+    }

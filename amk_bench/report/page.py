@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -46,6 +48,9 @@ class Content:
     devices: Sequence[Device]
     steps: Sequence[Step]
     shares: Sequence[Share]
+    root: Path  # from which the paths of the files count
+    site: Path  # the folder of the page
+    documented: bool  # whether the page lies in a source tree, beside the documentation
 
 
 def microseconds_text(value: float | None) -> str:
@@ -63,9 +68,13 @@ def _filters() -> dict[str, Any]:
     }
 
 
-def href(source: Source) -> str:
-    """A committed file, seen from the page."""
-    return os.path.relpath(source.path, SITE).replace(os.sep, "/").replace("+", "%2B")
+def _href(content: Content) -> Callable[[Source], str]:
+    """A file as a link, seen from the page."""
+
+    def href(source: Source) -> str:
+        return quote(Path(os.path.relpath(content.root / source.path, content.site)).as_posix())
+
+    return href
 
 
 def render(content: Content) -> str:
@@ -78,10 +87,11 @@ def render(content: Content) -> str:
     drawn = figures.Figures(content.sources, content.pairs)
     levels = evidence.parity(content.sources)
     return template.render(
-        css=css, glyph=GLYPHS, href=href, sections=SECTIONS, sources=content.sources, best=content.best, pairs=content.pairs,
+        css=css, glyph=GLYPHS, href=_href(content), documented=content.documented, sections=SECTIONS,
+        sources=content.sources, best=content.best, pairs=content.pairs,
         newest_date=max((s.created[:10] for s in content.sources), default="no date"),
         summaries=_summaries(content), devices=[_device(index, d) for index, d in enumerate(content.devices)],
-        missing=[(t, cards.title(t), cards.command(t)) for t in cards.missing(_measured(content))], rivals=_rivals(content),
+        missing=_missing(content), rivals=_rivals(content),
         figures=drawn.html, by_position=drawn.by_position(), **drawn.by_batch(), shares=drawn.shares(content.shares),
         no_shares=_without_shares(content), steps=drawn.steps(content.steps), parts=PARTS,
         step_rows=[{"step": s, "regions": _regions(s)} for s in content.steps], levels=levels,
@@ -93,8 +103,15 @@ def render(content: Content) -> str:
     )  # fmt: skip
 
 
-def _measured(content: Content) -> list[str]:
-    return list(dict.fromkeys(s.device for s in of(content.sources, "result", "timing")))
+def _missing(content: Content) -> list[tuple[str, str, str, str]]:
+    """Cards without a result: name, architecture, reason, command."""
+    out = []
+    for card in cards.missing([s.device for s in of(content.sources, "result", "timing")]):
+        said = dict.fromkeys(g.record.reason for g in content.gaps if cards.card_of(g.device) is card)
+        out.append(
+            (cards.title(card), card.arch, "; ".join(said) or "not run: no result of this card is there", cards.command(card))
+        )
+    return out
 
 
 def _summaries(content: Content) -> list[dict[str, str]]:

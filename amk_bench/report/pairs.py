@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from amk_bench.report.cards import same
 from amk_bench.report.sources import Source, of
 from amk_bench.results import LatencyRecord, NoteRecord, SkipRecord
 from amk_bench.stats import CONFIDENCE
@@ -159,14 +160,17 @@ class Gap:
     rival: str = ""
 
     def covers(self, cell: Cell) -> bool:
-        mine = (self.device, self.model, self.batch) == (cell.device, cell.model, cell.batch)
+        mine = (self.model, self.batch) == (cell.model, cell.batch) and same(self.device, cell.device)
         return mine and self.weights in ("", cell.weights) and self.position in (None, cell.position)
 
 
 def gaps(sources: Sequence[Source]) -> list[Gap]:
-    """Every cell left out, newest run first."""
+    """Every cell left out, newest run first; jobs of the fleet that came to nothing among them."""
     out = []
-    for source in reversed(of(sources, "result")):
+    for source in reversed(of(sources, "result", "fleet-cell")):
+        if source.kind.name == "fleet-cell":
+            out += _of_the_fleet(source)
+            continue
         for record in source.records:
             if not isinstance(record, SkipRecord):
                 continue
@@ -181,6 +185,20 @@ def gaps(sources: Sequence[Source]) -> list[Gap]:
             batch = int(said.get("batch") or options.get("batch") or 1)
             position = int(said["position"]) if said.get("position") else None
             out.append(Gap(source, record, source.device, model, weights, batch, position, said.get("rival") or ""))
+    return out
+
+
+def _of_the_fleet(source: Source) -> list[Gap]:
+    """The cells of a job without a result."""
+    state, job = source.doc["state"], source.doc["job"]
+    if state == "finished":
+        return []
+    reason = f"{state}: {source.doc['reason']}" if source.doc["reason"] else str(state)
+    out = []
+    for position in job["positions"] or [None]:
+        where = f"{job['model']} at {position}, batch {job['batch']}" if position is not None else f"{job['suite']}, {job['model']}"
+        record = SkipRecord(f"{where} on {job['device']}", reason, broken=state in ("failed", "timed out", "lost"))
+        out.append(Gap(source, record, job["device"], job["model"], "", job["batch"], position))
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,9 @@ class Source:
     @property
     def created(self) -> str:
         """ISO time, or only the date where the file's name alone tells it, or nothing."""
-        if isinstance(self.doc, dict) and isinstance(self.doc.get("created"), str):
-            return str(self.doc["created"])
+        told = next((self.doc[k] for k in ("created", "changed") if k in self.doc), None) if isinstance(self.doc, dict) else None
+        if isinstance(told, str):
+            return told
         dated = _DATE.match(self.name)
         return dated.group() if dated else ""
 
@@ -76,12 +77,15 @@ def read(root: Path, path: Path) -> Source:
     """One file, validated.
 
     Raises:
-        ResultError: it does not hold; the message names it.
+        ResultError: it does not hold, UnknownKind where no kind recognises it; the message names it.
     """
     name = path.relative_to(root).as_posix()
     raw = path.read_bytes()
     try:
-        kind, doc, records = _understood(path.suffix, raw.decode("utf-8"))
+        strictly = "strict" if path.suffix in (".json", ".jsonl") else "replace"  # a log is shown by nobody, only linked
+        kind, doc, records = _understood(path.suffix, raw.decode("utf-8", strictly))
+    except kinds.UnknownKind as error:
+        raise kinds.UnknownKind(f"{name}: {error}") from None
     except ValueError as error:
         raise ResultError(f"{name}: {error}") from None
     return Source(name, kind, doc, hashlib.sha256(raw).hexdigest()[:12], len(raw), records)
@@ -90,6 +94,8 @@ def read(root: Path, path: Path) -> Source:
 def _understood(suffix: str, text: str) -> tuple[Kind, Any, tuple[Record, ...]]:
     if suffix == ".jsonl":
         lines = [json.loads(line) for line in text.splitlines() if line]
+        if not all(isinstance(line, dict) and "row" in line for line in lines):
+            raise kinds.UnknownKind("lines of no known kind; known are those of the long attack")
         for line in lines:
             kinds.ATTACK.holds(line)
         return kinds.ATTACK, lines, ()
@@ -98,6 +104,8 @@ def _understood(suffix: str, text: str) -> tuple[Kind, Any, tuple[Record, ...]]:
     if suffix != ".json":
         return kinds.LOG, text, ()
     doc = json.loads(text)
+    if isinstance(doc, dict) and "benchmarks" in doc and isinstance(doc.get("amk"), dict):
+        doc = doc["amk"]  # what pytest-benchmark wrote has the results inside
     kind = kinds.kind_of(doc)
     if kind.name == "result":
         return kind, doc, tuple(validate(doc))
@@ -105,17 +113,28 @@ def _understood(suffix: str, text: str) -> tuple[Kind, Any, tuple[Record, ...]]:
     return kind, doc, ()
 
 
-def collect(root: Path, data: Path = DATA) -> list[Source]:
+def collect(root: Path, data: Path = DATA, unknown: Callable[[str], None] | None = None) -> list[Source]:
     """Every file below ``data``, by path; hidden ones are not looked at.
 
+    Args:
+        unknown: told of files that no kind recognises, which are left out then.
+
     Raises:
-        ResultError: one does not hold; the message names it.
+        ResultError: one does not hold, or is of no known kind while nobody is to be told; the message names it.
     """
     folder = root / data
     paths = sorted(
         p for p in folder.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.relative_to(folder).parts)
     )
-    return [read(root, path) for path in paths]
+    out = []
+    for path in paths:
+        try:
+            out.append(read(root, path))
+        except kinds.UnknownKind as error:
+            if unknown is None:
+                raise
+            unknown(str(error))
+    return out
 
 
 def of(sources: Sequence[Source], *names: str) -> list[Source]:

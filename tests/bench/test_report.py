@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from made_up_results import result_document, timed_record
 
+from amk_bench.fleet.cells import Folder, Outcome, State
+from amk_bench.fleet.jobs import Job
 from amk_bench.report import cards, evidence, exports, grid, mutants, pairs, series, shape, sources, waterfall
 from amk_bench.report.outputs import Evidence, outputs
 from amk_bench.report.sources import collect, read
@@ -292,7 +294,7 @@ def test_the_mutants_table_accounts_for_every_mutant(tmp_path: Path) -> None:
     put(tmp_path, "m.json", doc)
     row = mutants.table(collect(tmp_path)).splitlines()[2]
     # killed 84 = 80 + 4; asked 87 = 100 - 7 argued - 6 reported; 84 / 87 = 96.55 %, never rounded up
-    assert row == "| [checker](../reports/data/m.json), every 3th of 300 | 100 | 1 234 | 84 | 6 | 10 | 7 | 3 | 96% |"
+    assert row == "| [checker](../reports/data/m.json), one in 3 of 300 | 100 | 1 234 | 84 | 6 | 10 | 7 | 3 | 96% |"
 
 
 def test_csv_and_json_lines_hold_the_rows_with_file_and_command(report_tree: Path) -> None:
@@ -349,6 +351,42 @@ def test_the_command_says_what_is_wrong(report_tree: Path, tmp_path: Path, capsy
     put(report_tree, "broken.json", "{")
     assert cli.main(["report", "--root", str(report_tree)]) == 2
     assert "reports/data/broken.json" in capsys.readouterr().err
+
+
+def test_a_fleet_run_has_a_page_that_says_what_became_of_every_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def job(device: str, model: str, *positions: int) -> Job:
+        return Job(device, "rivals", model, "bf16", 1, positions, ("python", "{out}"), 60.0)
+
+    night, out = tmp_path / "night", tmp_path / "page"
+    done, dead, gone = job("h200", "llama-3.2-1b", 128), job("h200", "llama-3.1-8b", 128, 1024), job("l4", "llama-3.2-1b", 128)
+    folder = Folder(night)
+    folder.ask([done, dead, gone])
+    document = json.dumps(result_document([timed_record(0.9)])).encode()
+    folder.settle(done, Outcome(State.FINISHED, document=document, code=0, log="printed \N{GREEK SMALL LETTER MU}s"))
+    folder.settle(dead, Outcome(State.LOST, "its node died"))
+    folder.settle(gone, Outcome(State.ABSENT, "no node offers l4"))
+    (night / "strange.json").write_text('{"no": "kind"}')
+    (night / "lines.jsonl").write_text('{"other": 1}\n')
+    (night / "bench.json").write_text(json.dumps({"benchmarks": [], "amk": result_document([timed_record(2.0, position=1024)])}))
+    assert cli.main(["report", "page", str(night), "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "left out: strange.json: no kind of result" in said
+    assert "left out: lines.jsonl" in said
+    assert "2 pairs" in said
+    page = (out / "index.html").read_text()
+    assert f'href="../night/results/{done.key}.json"' in page
+    assert "lost: its node died" in page
+    assert "absent: no node offers l4" in page
+    assert "docs/" not in page
+    e = Evidence.read(night, Path(), lambda text: None)
+    (device,) = grid.grid(e.best, e.gaps)
+    cells = next(r.cells for r in device.rows if (r.model, r.batch) == ("llama-3.1-8b", 1))
+    assert [c.text for c in cells if isinstance(c, grid.Reason)] == ["lost: its node died", "lost: its node died", grid.NOT_ASKED]
+    first = {p.name: p.read_bytes() for p in out.iterdir()}
+    assert cli.main(["report", "page", str(night), "--out", str(out)]) == 0
+    assert first == {p.name: p.read_bytes() for p in out.iterdir()}
+    assert cli.main(["report", "page", str(night), "--out", str(night / "page")]) == 2
+    assert "lies within" in capsys.readouterr().err
 
 
 def test_all_that_is_generated_in_this_tree_is_what_the_committed_results_give() -> None:
