@@ -49,6 +49,7 @@ class BenchmarkHooks:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """pytest-benchmark writes its files in place; ours are whole or absent."""
         benchmarks = getattr(session.config, "_benchmarksession", None)
+        _give_up_the_handle(session.config, benchmarks)
         if benchmarks is not None and not self._session.worker:
             benchmarks.save_json = functools.partial(_save_json, benchmarks)
             storage: Any = getattr(benchmarks, "storage", None)
@@ -111,6 +112,20 @@ class BenchmarkHooks:
             "amk": self._session.document(),
         }
         write_atomically(path, output, replace=True)
+
+
+def _give_up_the_handle(config: pytest.Config, benchmarks: Any | None) -> None:
+    """Before 5.3, pytest-benchmark opens its file with the command line; a killed run must not leave it behind empty."""
+    opened: Any = getattr(config.option, "benchmark_json", None)
+    if not hasattr(opened, "close"):
+        return
+    opened.close()
+    path = Path(opened.name)
+    if path.is_file() and not path.stat().st_size:
+        path.unlink()
+    config.option.benchmark_json = path
+    if benchmarks is not None:
+        benchmarks.json = path
 
 
 def _benchmark_version() -> str:

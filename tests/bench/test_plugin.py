@@ -191,6 +191,28 @@ def test_a_run_that_timed_nothing_still_writes_why(suite: pytest.Pytester) -> No
     assert all(s.command for s in skips)
 
 
+@pytest.mark.parametrize("args", [[], ["-k", "nothing_matches"]])
+def test_a_file_that_pytest_benchmark_has_opened_itself_is_written_whole_too(suite: pytest.Pytester, args: list[str]) -> None:
+    """Versions before 5.3 open it while they read the command line."""
+    suite.makeconftest(
+        """
+pytest_plugins = ["amk_bench.plugin"]
+
+def pytest_configure(config):
+    path = str(config.option.benchmark_json)
+    config.option.benchmark_json = open(path, "wb")
+
+def pytest_collection_modifyitems(config):
+    import pathlib
+    assert not pathlib.Path("out.json").exists(), "killed now, the run leaves no file"
+"""
+    )
+    run(suite, "--arch=cpu", "--benchmark-json=out.json", *args)
+    data = json.loads((suite.path / "out.json").read_text())
+    results.validate(data["amk"])
+    assert len(data["benchmarks"]) == (0 if args else 2)
+
+
 def test_save_and_compare_work(suite: pytest.Pytester) -> None:
     assert run(suite, "--arch=cpu", "--benchmark-save=base").ret == 0
     result = run(suite, "--arch=cpu", "--benchmark-compare", "--benchmark-compare-fail=mean:5%")
