@@ -15,6 +15,8 @@ import numpy.typing as npt
 from amk_core.graph import ModelGraph
 from amk_core.importer import ImportedModel, open_model
 from amk_core.importer.rope import rope_tables
+from amk_core.quant.config import QuantConfig
+from amk_core.quant.source import QuantWeights
 from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Schedule
@@ -99,6 +101,7 @@ class Model:
     perturb_seed: int | None = None  # random delays around every task, for tests of determinism
     spin_timeout_s: float = 60.0  # a wait longer than this is a fault, not a hang
     backend: Backend = "cpu"
+    quantised: QuantWeights | None = None  # the weights that are multiplied with, where they are not the checkpoint's own
     stats: Stats = field(default_factory=Stats)
     _programs: dict[Purpose, Program] = field(default_factory=dict)
     _tape: Tape | None = None
@@ -149,7 +152,8 @@ class Model:
         if purpose != "decode":
             self.program("decode")  # it streams every weight and needs the most KV: the others share its tape and its pool
         geo = self.geometry(purpose)
-        schedule = lower(self.graph, self.config, self.target, geo, self.mode)
+        quant = None if self.quantised is None else self.quantised.config
+        schedule = lower(self.graph, self.config, self.target, geo, self.mode, quant)
         verdict = validate(schedule)
         if not verdict.accepted or verdict.certificate is None:
             raise ScheduleRejected(purpose, verdict)
@@ -173,8 +177,7 @@ class Model:
 
     def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
         if self._tape is None:
-            get = self.imported.weights.get
-            self._tape = Tape.build(TapeLayout.of(schedule), lambda name: logical_weight(self.graph, get, name))
+            self._tape = Tape.build(TapeLayout.of(schedule), self._weight)
             self._kv = aligned_zeros(schedule.pool_bytes("kv"))
         assert self._kv is not None
         return CpuVM(
@@ -187,6 +190,12 @@ class Model:
             pools={"kv": self._kv},
         )
 
+    def _weight(self, name: str) -> Any:
+        """A weight buffer of the schedule as the tape takes it."""
+        if self.quantised is not None:
+            return self.quantised.on_tape(name)
+        return logical_weight(self.graph, self.imported.weights.get, name)
+
     def constant(self, name: str, dtype: str, rows: int) -> npt.NDArray[Any]:
         """A table buffer: embedding, norm weights, rotary tables (padded with zero rows behind the trained context)."""
         if name not in self._constants:
@@ -195,7 +204,7 @@ class Model:
                 pad = ((0, rows - len(cos)), (0, 0))
                 self._constants["rope.cos"], self._constants["rope.sin"] = np.pad(cos, pad), np.pad(sin, pad)
             else:
-                a = np.asarray(self.imported.weights.get(name))
+                a = np.asarray(self.imported.weights.get(name) if self.quantised is None else self.quantised.dense(name))
                 a = a.reshape(1, -1) if a.ndim == 1 else a
                 self._constants[name] = np.ascontiguousarray(a.astype(TAPE_DTYPES[dtype], copy=False))
         return self._constants[name]
@@ -467,6 +476,27 @@ class Model:
                 raise RequestError(f"{name} is {seen}; required is {required}")
 
 
+def _open(
+    model: str | Path | Any, weights: str | QuantConfig | QuantWeights | None
+) -> tuple[ImportedModel, QuantWeights | None]:  # fmt: skip
+    """The model, and its quantised weights where some are asked for."""
+    if weights is None:
+        return open_model(model), None
+    if isinstance(weights, QuantWeights):
+        imported = open_model(model)
+        if weights.graph.weight_shapes() != imported.graph.weight_shapes():
+            raise RequestError(f"weights are those of {weights.graph.name}, the model is {imported.graph.name}")
+        return imported, weights
+    if weights == "stored":
+        from amk_core.quant.checkpoint import open_quantised
+
+        checkpoint = open_quantised(model)
+        return checkpoint.imported, checkpoint.weights()
+    config = QuantConfig.parse(weights) if isinstance(weights, str) else weights
+    imported = open_model(model)
+    return imported, QuantWeights(imported.graph, config, imported.weights.get)
+
+
 def load(
     model: str | Path | Any,
     mode: Mode = "exact",
@@ -476,6 +506,7 @@ def load(
     chunk: int = 16,
     config: ScheduleConfig | None = None,
     backend: Backend = "cpu",
+    weights: str | QuantConfig | QuantWeights | None = None,
 ) -> Model:
     """Open a checkpoint, lower it, prove the schedule safe and load it.
 
@@ -488,6 +519,9 @@ def load(
         chunk: prompt tokens a step, 1 to 16.
         config: scheduling choices; they never change a bit of the result.
         backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
+        weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
+            rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
+            them. Or QuantWeights that were made otherwise. CPU only.
 
     Raises:
         ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.
@@ -498,6 +532,8 @@ def load(
         raise RequestError(f"backend is {backend!r}; required is 'cpu' or 'cuda'")
     if mode not in ("exact", "fast"):
         raise RequestError(f"mode is {mode!r}; required is 'exact' or 'fast'")
+    if weights is not None and backend != "cpu":
+        raise RequestError("quantised weights run on the CPU VM in this version; load with backend='cpu', or without weights")
     card: Any = None
     target = Target.cpu(queues)
     if backend == "cuda":
@@ -505,9 +541,11 @@ def load(
 
         card = Card()  # before the checkpoint is read: a machine without a card says so at once
         target, chunk = card.target(queues), card.chunk(mode, batch, chunk)
-    imported = open_model(model)
+    imported, quantised = _open(model, weights)
     if context is None:
         context = min(DEFAULT_CONTEXT, imported.graph.context)
-    loaded = Model(imported, mode, target, batch, chunk, context, config or ScheduleConfig(), backend=backend, _card=card)
+    loaded = Model(
+        imported, mode, target, batch, chunk, context, config or ScheduleConfig(), backend=backend, quantised=quantised, _card=card
+    )
     loaded.program("decode")
     return loaded

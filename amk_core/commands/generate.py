@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to run")
     group.add_argument("--mode", choices=("exact", "fast"), default="exact", help="numeric plan (default: exact)")
     group.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="the virtual machine (default: cpu)")
+    group.add_argument("--weights", metavar="FORMAT", help=options.WEIGHTS_HELP)
     group.add_argument("--queues", type=options.natural, help="queues, one thread each (default: one a core)")
     group.add_argument("--context", type=options.natural, help="positions of the KV cache (default: the model's, at most 2048)")
     group.add_argument(
@@ -111,7 +112,8 @@ def summary(model: Model, prompt_tokens: int, times: list[float], start: float, 
     line = f"{n} {'token' if n == 1 else 'tokens'} after {prompt_tokens} of prompt; first after {times[0] - start:.2f} s"
     if model.stats.decode_s:
         line += f"; {model.stats.tokens_per_s:.1f} tokens/s"
-    return f"{line} ({model.graph.name}, {args.mode}, {args.backend}, {model.target.queues} queues)"
+    weights = "" if model.quantised is None else f", weights {model.quantised.config}"
+    return f"{line} ({model.graph.name}, {args.mode}{weights}, {args.backend}, {model.target.queues} queues)"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = amk_core.load(
         args.model, mode=args.mode, queues=args.queues, context=args.context, config=ScheduleConfig.parse(args.config),
-        backend=args.backend,
+        backend=args.backend, weights=args.weights,
     )  # fmt: skip
     ids = encode(model.tokenizer, prompt, args.chat)
     if len(ids) + args.max_new_tokens > model.context:

@@ -55,7 +55,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType({
 })  # fmt: skip
 _WHY: Mapping[str, str] = MappingProxyType({
     "auto_map": "The model brings its own code, which is never executed.",
-    "quantization_config": "Give the unquantised checkpoint, or a GGUF file.",
+    "quantization_config": "Load it with weights='stored' (gptq and awq), or give the unquantised checkpoint or a GGUF file.",
     "compression_config": "Give the unquantised checkpoint, or a GGUF file.",
 })  # fmt: skip
 

@@ -62,7 +62,7 @@ struct Check {
     range("packed", packed, 0, 1);
     if (any_tagged && any_plain) fail("some of its activations are tagged and some are not");
     if ((packed != 0) != any_tagged) fail("packed rows are tagged ones");
-    if (packed && (m != 1 || !mc.fast || !mc.tape_bf16)) fail("packed rows are one token of one sequence in the fast plan");
+    if (packed && (m != 1 || !mc.fast)) fail("packed rows are one token of one sequence in the fast plan");
   }
 
   const BufferRow& buffer(int i, Use use, int64_t rows, int64_t cols, bool bf16_allowed = false, bool handed = false) const {
@@ -88,6 +88,11 @@ struct Check {
     if (b.kind != kWeight || b.rows < row1 || b.cols != k)
       fail("weight buffer is " + std::to_string(b.rows) + " x " + std::to_string(b.cols) + ", the task needs rows up to " +
            std::to_string(row1) + " of " + std::to_string(k) + " columns in a buffer of kind weight");
+    QuantFormat format;
+    if (QuantFormat::of(b.dtype, &format)) {
+      tile_bytes = format.tile_bytes(row1 - row0, k);
+      return;
+    }
     if (mc.tape_bf16 ? b.dtype != kBf16Dtype : b.bits != 32) fail("dtype of the weight buffer is not the dtype of the tape");
     tile_bytes = (row1 - row0) * up(k, kLanes) * (mc.tape_bf16 ? 2 : 4);
   }
@@ -296,6 +301,11 @@ int64_t scratch_floats(const Task& t) {
   auto p = [&](int i) { return int64_t(t.p[i]); };
   auto part = [](int64_t floats) { return up(floats, 16); };
   auto tile = [&](int m, int row0, int row1, int64_t times) { return part(p(m) * (p(row1) - p(row0)) * times); };
+  if (t.quant.bits) {
+    Task plain = t;
+    plain.quant.bits = 0;
+    return scratch_floats(plain) + 2 * part(kGroupRows * t.quant.groups(t.weight_k)) + part(kGroupRows * up(t.weight_k, kLanes));
+  }
   switch (t.op) {
     case kQkv:
       return part(p(qkv::m) * up(p(qkv::hidden), kLanes)) + tile(qkv::m, qkv::row0, qkv::row1, 1);

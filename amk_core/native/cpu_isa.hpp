@@ -5,12 +5,29 @@
 
 namespace amk {
 
+// Eight rows of a quantised weight, as amk_core/quant/layout.py packs them, and the float tables [group][row of 8] made from their
+// scales: value = fma(code, scale, offset).  Codes of 4 bits are 0 to 15.
+struct PackedRows {
+  const uint8_t* data;
+  int64_t bits, unit_k, record_k, record_bytes, code_bytes, entry_bytes;  // of the format
+  int64_t group, groups;                                                 // values that share a scale (0: all), groups of a row
+  const uint8_t* row_scales;                                             // where one scale serves a whole row: its eight
+  int64_t kind;
+  bool bf16;
+  float *scale, *offset;
+};
+
 struct Kernels {
   const char* name;
 
   // y[r * ys + j] = dot(w + j * kp, x + r * xs, kp) for n weight rows j and m activation rows r; kp is a multiple of 32.
   void (*matmul_f32)(const float* w, int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys);
   void (*matmul_bf16)(const uint16_t* w, int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys);
+
+  // Quantised weights: the float tables of eight rows; y[j] = dot(row j, x, kp) for one activation row; and rows as floats, w[j * kp].
+  void (*packed_tables)(const PackedRows& g);
+  void (*packed_product)(const PackedRows& g, int64_t rows, const float* x, int64_t kp, float* y);
+  void (*packed_expand)(const PackedRows& g, int64_t rows, int64_t kp, float* w);
 
   // y[0..kp) = w * (h * (1 / sqrt(dot(h, h) / k + eps))), padded with zeros, rounded to bf16 when `round` is set.
   void (*rmsnorm)(const float* h, const float* w, int64_t k, int64_t kp, float eps, bool round, float* y);

@@ -1,5 +1,6 @@
 // One source for the inner loops, instantiated once per instruction set with a vector type V:
-//   V::L lanes, V::Reg, zero, load(float*), load(bf16*), store, fma, add, and reduce4: four vectors to their four lane trees.
+//   V::L lanes, V::Reg, zero, load(float*), load(bf16*), store, fma, add, reduce4: four vectors to their four lane trees, and
+//   codes<Bits>(bytes, p): the p-th L codes of quantised weights as floats.
 // The order of every sum is the numeric plan of docs/numerics.md; vector width and blocking only decide which of the 32 lanes
 // are computed together.  Everything here has internal linkage.
 #pragma once
@@ -8,6 +9,7 @@
 #include "abi.h"
 #include "cpu_isa.hpp"
 #include "numerics.h"
+#include "quant.hpp"
 
 namespace amk {
 namespace {
@@ -117,6 +119,107 @@ struct Ops {
     for (; j + V::kRows <= n; j += V::kRows) rows<W, V::kRows>(w + j * kp, x, xs, m, kp, y + j, ys);
     for (; j + 2 <= n; j += 2) rows<W, 2>(w + j * kp, x, xs, m, kp, y + j, ys);
     for (; j < n; ++j) rows<W, 1>(w + j * kp, x, xs, m, kp, y + j, ys);
+  }
+
+  // A float16 that is finite; shifted into place and scaled by 2^112, subnormals too.
+  static float f32_of_f16(uint32_t h) {
+    const float magnitude = float_of((h & 0x7fffu) << 13) * 0x1p112f;
+    return float_of(bits_of(magnitude) | (h & 0x8000u) << 16);
+  }
+
+  static void packed_tables(const PackedRows& g) {
+    const int64_t per = g.group ? g.record_k / g.group : 1, step = g.entry_bytes / 2;
+    const float middle = g.bits == 4 ? -8.0f : 0.0f;
+    for (int64_t i = 0; i < g.groups; ++i) {
+      const uint8_t* record = g.data + i / per * g.record_bytes + g.code_bytes + i % per * 8 * g.entry_bytes;
+      const auto* entry = reinterpret_cast<const uint16_t*>(g.group ? record : g.row_scales);
+      float *scale = g.scale + 8 * i, *offset = g.offset + 8 * i;
+      for (int r = 0; r < 8; ++r) {
+        const uint32_t a = entry[r * step], b = entry[r * step + step - 1];
+        scale[r] = g.bf16 ? float_of(a << 16) : f32_of_f16(a);
+        offset[r] = g.bf16 ? float_of(b << 16) : f32_of_f16(b);
+      }
+      if (g.kind == kSym)
+        for (int r = 0; r < 8; ++r) offset[r] = middle * scale[r];
+      if (g.kind == kZero)
+        for (int r = 0; r < 8; ++r) offset[r] = -offset[r] * scale[r];
+    }
+  }
+
+  // Where the codes of 32 values from K = i on start in row 0; a row is 64 bytes of its unit.
+  template <int Bits>
+  static const uint8_t* packed_at(const PackedRows& g, int64_t i) {
+    constexpr int64_t kUnit = 512 / Bits;
+    const int64_t in_record = i & (g.record_k - 1);
+    return g.data + i / g.record_k * g.record_bytes + in_record / kUnit * 512 + in_record % kUnit * Bits / 8;
+  }
+
+  template <int Bits, int R>
+  [[gnu::always_inline]] static inline void packed_slice(const PackedRows& g, int64_t row, const float* x, int64_t k0, int64_t n,
+                                                         float* out) {
+    Reg acc[P][R];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) acc[p][r] = V::zero();
+    for (int64_t i = k0; i < k0 + n; i += kLanes) {
+      const uint8_t* codes = packed_at<Bits>(g, i) + row * 64;
+      const int64_t at = (g.group ? i / g.group : 0) * 8 + row;
+      Reg xv[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) xv[p] = V::load(x + i + p * V::L);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Reg scale = V::broadcast(g.scale[at + r]), offset = V::broadcast(g.offset[at + r]);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p)
+          acc[p][r] = V::fma(V::fma(V::template codes<Bits>(codes + r * 64, p), scale, offset), xv[p], acc[p][r]);
+      }
+    }
+    fold<R>(acc);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += 4)
+      V::reduce4(acc[0][r], r + 1 < R ? acc[0][r + 1] : V::zero(), r + 2 < R ? acc[0][r + 2] : V::zero(),
+                 r + 3 < R ? acc[0][r + 3] : V::zero(), out + r);
+  }
+
+  template <int Bits, int R>
+  static void packed_rows(const PackedRows& g, int64_t row, const float* x, int64_t kp, float* y) {
+    float sum[(R + 3) / 4 * 4];
+    for (int64_t k0 = 0; k0 < kp; k0 += kSlice) {
+      packed_slice<Bits, R>(g, row, x, k0, kp - k0 < kSlice ? kp - k0 : kSlice, sum);
+      for (int r = 0; r < R; ++r) y[row + r] = k0 == 0 ? sum[r] : y[row + r] + sum[r];
+    }
+  }
+
+  template <int Bits>
+  static void packed_bits(const PackedRows& g, int64_t rows, const float* x, int64_t kp, float* y) {
+    constexpr int R = V::kAccumulators / P >= 8 ? 8 : (V::kAccumulators / P >= 2 ? 2 : 1);
+    int64_t row = 0;
+    for (; row + R <= rows; row += R) packed_rows<Bits, R>(g, row, x, kp, y);
+    for (; row < rows; ++row) packed_rows<Bits, 1>(g, row, x, kp, y);
+  }
+
+  static void packed_product(const PackedRows& g, int64_t rows, const float* x, int64_t kp, float* y) {
+    g.bits == 8 ? packed_bits<8>(g, rows, x, kp, y) : packed_bits<4>(g, rows, x, kp, y);
+  }
+
+  template <int Bits>
+  static void expand_bits(const PackedRows& g, int64_t rows, int64_t kp, float* w) {
+    for (int64_t i = 0; i < kp; i += kLanes) {
+      const uint8_t* codes = packed_at<Bits>(g, i);
+      const int64_t at = (g.group ? i / g.group : 0) * 8;
+      for (int64_t r = 0; r < rows; ++r) {
+        const Reg scale = V::broadcast(g.scale[at + r]), offset = V::broadcast(g.offset[at + r]);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p)
+          V::store(w + r * kp + i + p * V::L, V::fma(V::template codes<Bits>(codes + r * 64, p), scale, offset));
+      }
+    }
+  }
+
+  static void packed_expand(const PackedRows& g, int64_t rows, int64_t kp, float* w) {
+    g.bits == 8 ? expand_bits<8>(g, rows, kp, w) : expand_bits<4>(g, rows, kp, w);
   }
 
   static void rmsnorm(const float* h, const float* w, int64_t k, int64_t kp, float eps, bool round, float* y) {
@@ -256,7 +359,7 @@ struct Ops {
   }
 
   static constexpr Kernels table(const char* name) {
-    return {name,   matmul<float>, matmul<uint16_t>, rmsnorm, prepare, expand_bf16, scores, softmax_block, weighted_sum,
+    return {name,   matmul<float>, matmul<uint16_t>, packed_tables, packed_product, packed_expand, rmsnorm, prepare, expand_bf16, scores, softmax_block, weighted_sum,
             combine, gate,          add,              exp_all};
   }
 };

@@ -19,6 +19,14 @@ struct Vec8 {
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
   }
+  template <int Bits>
+  static inline Reg codes(const uint8_t* from, int p) {
+    if (Bits == 8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + p * L))));
+    int word;
+    __builtin_memcpy(&word, from + p * 4, 4);
+    const __m256i shift = _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28);  // value 2j is nibble j of a word, value 2j + 1 nibble 4 + j
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word), shift), _mm256_set1_epi32(15)));
+  }
   static inline void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
   static inline Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
   static inline Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }

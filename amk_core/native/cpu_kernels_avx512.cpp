@@ -24,6 +24,16 @@ struct Vec16 {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
   }
+  template <int Bits>
+  static inline Reg codes(const uint8_t* from, int p) {
+    if (Bits == 8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + p * L))));
+    const __m128i words = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + p * 8));
+    const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    // value 2j is nibble j of a word, value 2j + 1 nibble 4 + j
+    const __m512i shift = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
+    const __m512i nibble = _mm512_srlv_epi32(_mm512_permutexvar_epi32(lane, _mm512_castsi128_si512(words)), shift);
+    return _mm512_cvtepi32_ps(_mm512_and_epi32(nibble, _mm512_set1_epi32(15)));
+  }
   static inline void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
   static inline Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
   static inline Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }

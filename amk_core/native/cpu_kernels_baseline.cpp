@@ -25,6 +25,19 @@ struct Array8 {
     for (int i = 0; i < L; ++i) r.v[i] = f32_of_bf16(p[i]);
     return r;
   }
+  template <int Bits>
+  static Reg codes(const uint8_t* from, int p) {
+    Reg r;
+    for (int i = 0; i < L; ++i) {
+      if (Bits == 8) {
+        r.v[i] = float(static_cast<int8_t>(from[p * L + i]));
+      } else {  // value 2j is nibble j of a word, value 2j + 1 nibble 4 + j
+        const int nibble = i / 2 + i % 2 * 4;
+        r.v[i] = float(from[p * 4 + nibble / 2] >> nibble % 2 * 4 & 15);
+      }
+    }
+    return r;
+  }
   static void store(float* p, const Reg& a) {
     for (int i = 0; i < L; ++i) p[i] = a.v[i];
   }

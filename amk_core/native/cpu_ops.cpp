@@ -51,11 +51,33 @@ struct Body {
     return out;
   }
 
-  void matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) const {
-    if (mc.tape_bf16)
+  void matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
+    if (t.quant.bits)
+      packed_matmul(n, x, xs, m, kp, y, ys);
+    else if (mc.tape_bf16)
       k.matmul_bf16(static_cast<const uint16_t*>(t.weight), n, x, xs, m, kp, y, ys);
     else
       k.matmul_f32(static_cast<const float*>(t.weight), n, x, xs, m, kp, y, ys);
+  }
+
+  // Eight rows at a time; for several activation rows they are expanded once.  The bits are those of the expanded weights either way.
+  void packed_matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
+    const QuantFormat& f = t.quant;
+    const int64_t groups = f.groups(t.weight_k), bytes = f.group_bytes(t.weight_k);
+    float *scale = take(kGroupRows * groups), *offset = take(kGroupRows * groups), *expanded = take(kGroupRows * kp);
+    for (int64_t j = 0; j < n; j += kGroupRows) {
+      const auto* data = static_cast<const uint8_t*>(t.weight) + j / kGroupRows * bytes;
+      const PackedRows g{data, f.bits, f.unit_k(), f.record_k(), f.record_bytes(), f.code_bytes(), f.entry_bytes(), f.group, groups,
+                         data + f.records(t.weight_k) * f.record_bytes(), f.kind, f.bf16, scale, offset};
+      const int64_t rows = std::min(kGroupRows, n - j);
+      k.packed_tables(g);
+      if (m == 1) {
+        k.packed_product(g, rows, x, kp, y + j);
+      } else {
+        k.packed_expand(g, rows, kp, expanded);
+        k.matmul_f32(expanded, rows, x, xs, m, kp, y + j, ys);
+      }
+    }
   }
 
   // Normalised rows of h in scratch, [m][kp].

@@ -9,6 +9,7 @@
 #include "abi.h"
 #include "cpu_isa.hpp"
 #include "cpu_tags.hpp"
+#include "quant.hpp"
 #include "tables.hpp"
 
 namespace amk {
@@ -24,6 +25,8 @@ struct Task {
   int32_t op = 0, id = 0, queue = 0, position = 0;
   const int32_t* p = nullptr;
   const void* weight = nullptr;  // first byte of the weight tile in the tape
+  QuantFormat quant;             // how the tile is quantised, if it is
+  int64_t weight_k = 0;          // columns of the weight buffer
   uint8_t* at[kMaxBuffers] = {};
   // Of a task with tagged buffers: their elements, whose mirrors `at` names, and its accesses to them.
   std::vector<TaggedParam> tagged;  // [buffer parameters], or empty
@@ -40,7 +43,7 @@ struct Geometry {
 struct Machine {
   const Tables* tables = nullptr;
   const Kernels* kernels = nullptr;
-  bool tape_bf16 = false;
+  bool tape_bf16 = false;  // of the weights that are not quantised
   bool fast = false;  // numeric plan: matmul inputs and queries are rounded to bf16
 
   int64_t cols(int32_t buffer) const { return tables->buffers[size_t(buffer)].cols; }

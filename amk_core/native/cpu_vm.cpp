@@ -192,6 +192,9 @@ void Program::compile(const Setup& setup) {
                           std::to_string(weight) + " is not inside the tape of " + std::to_string(setup.tape.size) +
                           " bytes, or not aligned to 64");
         t.weight = setup.tape.data + weight;
+        const BufferRow& b = tables_.buffers[size_t(t.p[weight_param(t.op)])];
+        t.weight_k = b.cols;
+        QuantFormat::of(b.dtype, &t.quant);
       }
       queues_[size_t(q)].scratch_floats = std::max(queues_[size_t(q)].scratch_floats, scratch_floats(t));
       compile_tagged(t);

@@ -73,6 +73,13 @@ class QuantWeights:
             return both.take(np.arange(both.rows).reshape(2, -1).T.reshape(-1))
         return self.matrix(name)
 
+    def on_tape(self, name: str) -> Any:
+        """A weight buffer of the schedule as the tape takes it: a QuantMatrix, or the matrix as stored."""
+        from amk_core.schedule.pack import logical_weight
+
+        quantised = self.buffer(name)
+        return logical_weight(self.graph, self._dense, name) if quantised is None else quantised
+
     def dense(self, name: str) -> npt.NDArray[Any]:
         """What the model computes with, by canonical name: de-quantised float32 where quantised, else as stored.
 

@@ -277,7 +277,7 @@ class _Checker:
         return self.overlap(x, i, y, j)  # they move alike: one step speaks for all
 
     def same_elements(self, x: _Access, y: _Access) -> bool:
-        return x.buffer == y.buffer and self.s.buffers[x.buffer].dtype not in ("i4", "u4")
+        return x.buffer == y.buffer and DTYPE_BITS[self.s.buffers[x.buffer].dtype] >= 8
 
     def overlap(self, x: _Access, i: int, y: _Access, j: int) -> bool:
         """Whether x in step i and y in step j can touch a common byte; never False when they can."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amk_core.quant.format import FORMATS
 from amk_core.schedule import ops
 
 I32 = npt.NDArray[np.int32]
@@ -56,6 +57,7 @@ DTYPE_BITS: Mapping[str, int] = {
     "f32": 32, "i32": 32, "u32": 32, "b32": 32,
     "bf16": 16, "f16": 16, "i16": 16, "u16": 16,
     "i8": 8, "u8": 8, "i4": 4, "u4": 4,
+    **{f.name: f.bits for f in FORMATS},  # quantised weights; group and kind of the format go with the name
 }  # fmt: skip
 DTYPES: tuple[str, ...] = tuple(DTYPE_BITS)
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amk_core.graph import ModelGraph
+from amk_core.quant.config import QuantConfig
 from amk_core.schedule.build import Builder, Wait
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Lifetime, Schedule, Variable
@@ -97,12 +98,18 @@ def split_rows(total: int, tiles: int, align: int) -> list[tuple[int, int]]:
 
 
 class _Lowering:
-    def __init__(self, graph: ModelGraph, config: ScheduleConfig, target: Target, geometry: Geometry, mode: Mode) -> None:
+    def __init__(
+        self, graph: ModelGraph, config: ScheduleConfig, target: Target, geometry: Geometry, mode: Mode, quant: QuantConfig | None
+    ) -> None:  # fmt: skip
         if geometry.context > graph.context:
             raise ValueError(
                 f"context is {geometry.context}, {graph.name} is trained for {graph.context} positions; ask for at most that"
             )
         self.g, self.c, self.t, self.geo, self.mode = graph, config, target, geometry, mode
+        stored = "f32" if mode == "exact" else "bf16"
+        self.quant = quant
+        self.layer_dtype = stored if quant is None else quant.layers.name
+        self.head_dtype = stored if quant is None or quant.head is None else quant.head.name
         self.b = Builder(target.queues)
         self.deal = 0  # where "rotated" placement goes on
         self.m = geometry.rows
@@ -153,11 +160,11 @@ class _Lowering:
         const("rope.sin", Kind.TABLE, (geo.kv_rows, d // 2))
         for i in range(g.n_layers):
             const(f"L{i}.attn_norm", Kind.TABLE, (1, g.hidden_size))
-            const(f"L{i}.qkv", Kind.WEIGHT, ((heads + 2 * kv) * d, g.hidden_size), weight)
-            const(f"L{i}.o", Kind.WEIGHT, (g.hidden_size, heads * d), weight)
+            const(f"L{i}.qkv", Kind.WEIGHT, ((heads + 2 * kv) * d, g.hidden_size), self.layer_dtype)
+            const(f"L{i}.o", Kind.WEIGHT, (g.hidden_size, heads * d), self.layer_dtype)
             const(f"L{i}.mlp_norm", Kind.TABLE, (1, g.hidden_size))
-            const(f"L{i}.gate_up", Kind.WEIGHT, (2 * g.intermediate_size, g.hidden_size), weight)
-            const(f"L{i}.down", Kind.WEIGHT, (g.hidden_size, g.intermediate_size), weight)
+            const(f"L{i}.gate_up", Kind.WEIGHT, (2 * g.intermediate_size, g.hidden_size), self.layer_dtype)
+            const(f"L{i}.down", Kind.WEIGHT, (g.hidden_size, g.intermediate_size), self.layer_dtype)
             for name in ("k", "v"):
                 cache = b.buffer(f"L{i}.{name}", Kind.KV, weight, (geo.batch * geo.kv_rows, kv * d), "kv", per)
                 for seq in range(geo.batch):
@@ -169,7 +176,7 @@ class _Lowering:
         if geo.purpose == "prefill":
             return
         const("final_norm", Kind.TABLE, (1, g.hidden_size))
-        const("head", Kind.WEIGHT, (g.vocab_size, g.hidden_size), weight)
+        const("head", Kind.WEIGHT, (g.vocab_size, g.hidden_size), self.head_dtype)
         self.head_tiles = split_rows(g.vocab_size, self.c.head_tiles_per_queue * self.t.queues, self.c.row_align)
         if geo.purpose == "logits":
             b.buffer("logits", Kind.OUTPUT, "f32", (geo.max_steps * m, g.vocab_size), "io", host)
@@ -375,6 +382,8 @@ class _Lowering:
             "model": g.name, "purpose": geo.purpose, "mode": self.mode, "batch": geo.batch, "chunk": geo.chunk,
             "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": attn_block(self.mode),
         }  # fmt: skip
+        if self.quant is not None:
+            meta["weights"] = str(self.quant)
         return b.build(geo.max_steps, ("weights",), variables, self.t.limits(), stop, meta)
 
 
@@ -384,6 +393,7 @@ def lower(
     target: Target | None = None,
     geometry: Geometry | None = None,
     mode: Mode = "exact",
+    quant: QuantConfig | None = None,
 ) -> Schedule:
     """Lower a model to a schedule.
 
@@ -392,12 +402,13 @@ def lower(
         config: how to cut it (default: ScheduleConfig()).
         target: how many queues and what limits (default: this machine's CPU).
         geometry: batch, chunk, context, purpose (default: decode, batch 1).
-        mode: numeric plan; decides the stored dtypes of weights and KV.
+        mode: numeric plan; decides the stored dtypes of KV and of weights that are not quantised.
+        quant: which weights are quantised, and how (default: none).
 
     Raises:
         ValueError: context beyond what the model was trained for, or an impossible geometry.
     """
-    return _Lowering(graph, config or ScheduleConfig(), target or Target.cpu(), geometry or Geometry(), mode).schedule()
+    return _Lowering(graph, config or ScheduleConfig(), target or Target.cpu(), geometry or Geometry(), mode, quant).schedule()
 
 
 def hops(schedule: Schedule) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from amk_core import _native
 from amk_core.schedule import ops
 from amk_core.schedule.ir import Schedule
+from amk_core.schedule.quant_rules import quant_problems
 from amk_core.schedule.tables import pack
 
 # Bit k of the native answer is RULES[k].
@@ -66,6 +67,10 @@ def label(schedule: Schedule, tables: bytes | None = None, *, max_states: int = 
     if any(p.bytes is not None and p.bytes < 0 for p in schedule.pools):  # tables say -1 for an unbounded one
         rules.add("REF")
         notes = [*notes, "pool of negative size"]
+    problems = quant_problems(schedule)
+    if problems:
+        rules.add("REF")
+        notes = [*notes, problems[0][1]]
     problems = ops.problems(schedule) if (schedule.columns.task_op != 0).any() else []
     if problems:
         rules.add("REF")

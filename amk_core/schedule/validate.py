@@ -16,6 +16,7 @@ from amk_core.schedule import ops
 from amk_core.schedule.certificate import Certificate
 from amk_core.schedule.ir import Schedule, ScheduleFormatError
 from amk_core.schedule.messages import Wording
+from amk_core.schedule.quant_rules import quant_problems
 from amk_core.schedule.tables import pack, table_hash
 
 RULES = ("REF", "COUNT", "LIVE", "RACE", "TAG", "COVER", "FLOW", "RO", "STOP", "FIT", "PROXY")
@@ -163,6 +164,8 @@ def _references(s: Schedule) -> list[Finding]:
             out.append(Finding("REF", f"REF buffer {i} {b.name}: pool {b.pool!r} is not declared", buffer=i))
         if b.offset < 0:
             out.append(Finding("REF", f"REF buffer {i} {b.name}: offset is {b.offset}, required is 0 or more", buffer=i))
+    for i, text in quant_problems(s):
+        out.append(Finding("REF", f"REF buffer {i} {s.buffers[i].name}: {text}", buffer=i))
     if out:
         return out
     for task, text in ops.problems(s):

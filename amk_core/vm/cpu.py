@@ -45,7 +45,7 @@ class CpuVM:
         certificate: of exactly these bytes.
         task_weight: int64 [n_tasks], byte offset of each task's weight tile in the tape, -1 for none (``TapeLayout.locate``).
         tape: uint8, 64-byte aligned.
-        tape_dtype: ``f32`` or ``bf16``.
+        tape_dtype: ``f32`` or ``bf16``, of the weights that are not quantised.
         bound: arrays for buffers of kind table or input, by buffer name; they are used in place and never written.  What is not
             bound lies in its pool and is filled through :meth:`buffer`.
         pools: memory for pools that programs share (the KV cache), by pool id: uint8 arrays, for instance ``other.pool("kv")``.

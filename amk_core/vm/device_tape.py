@@ -56,8 +56,9 @@ class DeviceTapeLayout:
             TapeError: a weight row is streamed twice or never, or the weights are not bf16.
         """
         plain = TapeLayout.of(s)
-        if plain.dtype != "bf16":
-            raise TapeError(f"the tensor-core tape holds bf16 weights, the schedule has {plain.dtype}; lower it with mode='fast'")
+        if plain.dtype != "bf16" or plain.formats:
+            seen = ", ".join(sorted({plain.dtype_of(name) for name in plain.weights}))
+            raise TapeError(f"the tensor-core tape holds bf16 weights, the schedule has {seen}; lower it with mode='fast'")
         segments = plain.segments.copy()
         units = -(-(segments[:, 2] - segments[:, 1]) // GROUP_ROWS) * -(-segments[:, 3] // UNIT_K)
         ends = np.cumsum(units * UNIT_BYTES)
