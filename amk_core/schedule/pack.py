@@ -137,10 +137,10 @@ class TapeLayout:
         for t in np.flatnonzero(tile[:, 0] >= 0):
             b, a, e, k = (int(x) for x in tile[t])
             key = (s.buffers[b].name, a, e, k)
-            dtype = self.dtype_of(key[0])
-            if key not in where or s.buffers[b].dtype != dtype:
+            if key not in where or s.buffers[b].dtype != self.dtype_of(key[0]):
                 raise TapeError(
-                    f"task {t} streams rows [{a}, {e}) of {key[0]} as {s.buffers[b].dtype}, which is no {dtype} tile of this tape; "
+                    f"task {t} streams rows [{a}, {e}) of {key[0]} as {s.buffers[b].dtype}, "
+                    f"which is no tile of this {self.dtype_of(key[0])} tape; "
                     "lower both schedules with the same ScheduleConfig, target and mode"
                 )
             out[t] = where[key]
