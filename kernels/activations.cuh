@@ -10,7 +10,7 @@ namespace amk {
 
 constexpr int kRowTiles = (kRows + 15) / 16;  // row tiles of the activations
 constexpr int kTileRows = kRows > 8 ? 16 : (kRows > 4 ? 8 : (kRows > 2 ? 4 : kRows));     // rows kept of a tile
-constexpr int kFlushGroups = kTileRows >= 16 ? 1 : 16 / kTileRows;  // row groups between two reductions
+constexpr int kFlushGroups = kTileRows >= 16 ? 2 : 16 / kTileRows;  // row groups between two reductions
 constexpr int kRedFloats = kFlushGroups * kTileRows * 8 * kWarps;   // one of the two reduction buffers
 constexpr int kParts = kWarps / 4;  // lanes that add up one output, four warps' sums each
 static_assert(kWarps == 4 || kWarps == 8 || kWarps == 16, "the reduction adds groups of four warps");
@@ -29,11 +29,20 @@ struct Slices {
   // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
   static constexpr int kRoom = kPieces == 1 && kRowTiles == 1 ? 12 / kPerWarp : 1;
   static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
-  static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64;
+  // Long row groups take turns, see ring.cuh: a piece of the activations serves two of them.
+  static constexpr bool kTurns = kUnits > kPieceUnits;
+  static constexpr int kTapePieces = (kUnits + kPieceUnits - 1) / kPieceUnits, kPieceSlots = kPieceUnits / kSlotUnits;
+  static constexpr int kTogether = kTurns ? 2 : kAhead;                         // row groups whose sums are in registers
+  static constexpr int kFlush = kRowTiles > 1 ? kTogether : kFlushGroups;       // row groups between two reductions
+  static_assert(kFlush % kTogether == 0, "row groups that take turns are reduced together");
+  // Activations in shared memory, each warp its own: all of them, or one piece at a time.
+  static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64, kPieceBytes = kRows * kPieceUnits * 64;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
-  static_assert(!kTagged || kStaged, "tagged activations are staged");
+  static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles == 1 && kPieceBytes <= AMK_STAGE_BYTES;
+  static constexpr int kStageLoads = kByPiece ? kPieceUnits / kWarps / 4 : kLoads;
+  static_assert(!kTagged || kStaged || kByPiece, "tagged activations are staged");
 };
-static_assert(kExact || kSlotUnits % kWarps == 0, "a slot gives every warp equally many units");
+static_assert(kExact || (kSlotUnits % kWarps == 0 && kPieceUnits % kSlotUnits == 0 && kPieceUnits % (4 * kWarps) == 0), "a slot gives every warp equally many units");
 
 // Four values of a row, zeros beyond K.
 template <int K>
@@ -148,7 +157,7 @@ struct TaggedNormSource {
   const uint2* h;
   const float* table;
   float eps;
-  __device__ __forceinline__ const uint2* address(int k, int part) const { return h + k + 2 * part; }
+  __device__ __forceinline__ const uint2* address(int r, int k, int part) const { return h + r * kHidden + k + 2 * part; }
   __device__ __forceinline__ float4 weight(const Context c, int i, int) const { return *Prologue::norm(c, i); }
 };
 template <int K>
@@ -157,7 +166,7 @@ struct TaggedPairSource {
   static constexpr int kAccesses = 1;
   const uint2* x;
   static constexpr float eps = 0.0f;
-  __device__ __forceinline__ const uint2* address(int k, int) const { return x + k / 2; }
+  __device__ __forceinline__ const uint2* address(int r, int k, int) const { return x + r * (K / 2) + k / 2; }
 };
 static_assert(!kTagged || (kHidden % 4 == 0 && kQSize % 4 == 0 && kInter % 4 == 0), "tagged rows are read four values at a time");
 

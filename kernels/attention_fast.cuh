@@ -190,7 +190,14 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   const W work(c.work());
   const int seq = c.p(attn::seq), head = c.p(attn::kv_head), splits = c.p(attn::splits), blocks = c.p(attn::blocks), split = c.p(attn::split);
   const int pos = c.p(attn::pos_var), tokens = c.tokens(pos, seq), first = c.first(pos, seq), n_rows = tokens * kGroup;
-  if (tokens == 0) return;
+  if (tokens == 0) {
+    if constexpr (kTagged) {  // the readers of the output wait for every row
+      if (c.p(attn::out) >= 0)
+        for (int i = c.thread; i < kGroup * D / 2; i += kThreads)
+          store_element(c.at<uint2>(attn::out) + (seq * kQSize + head * kGroup * D) / 2 + i, 0, tag_of(c));
+    }
+    return;
+  }
   const float scale = c.real(attn::scale);
   const int64_t part_stride = int64_t(splits) * blocks * (D + kPartHead);
   float* part = c.at(attn::part) + (kTagged ? 2 : 1) * (int64_t(seq * kKvHeads + head) * kChunk * kGroup * part_stride);
@@ -237,7 +244,7 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
             const int at = c.thread + i * kThreads, beyond = at - kQueries;
             const int element = beyond < 0 ? head * kGroup * D + 2 * at
                                            : (beyond < D / 2 ? (kHeads + head) * D + 2 * beyond : (kHeads + kKvHeads + head) * D + 2 * beyond - D);
-            return c.at<const uint2>(attn::q) + element;
+            return c.at<const uint2>(attn::q) + seq * (kQSize + 2 * kKvSize) + element;
           });
 #pragma unroll
           for (int i = 0; i < kPolls; ++i) {
@@ -290,7 +297,7 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
         }
         if (alone) {  // what merging one block gives
           const float inverse = reciprocal_fast(total);
-          store_element(c.at<uint2>(attn::out) + ((head * kGroup + r) * D + e) / 2, pack_bf16(x.x * inverse, x.y * inverse), tag_of(c));
+          store_element(c.at<uint2>(attn::out) + (seq * kQSize + (head * kGroup + r) * D + e) / 2, pack_bf16(x.x * inverse, x.y * inverse), tag_of(c));
         } else {
           if (e == 0) put(r * part_stride + slot, top, total);
           put(r * part_stride + slot + kPartHead + e, x.x, x.y);
@@ -300,7 +307,7 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
     }
   }
   if constexpr (kTagged) {
-    if (merges && !alone) merge_group(c, Partials{c.at<const float>(attn::part), splits, blocks}, head, first / kBlock + 1, c.at<uint2>(attn::out));
+    if (merges && !alone) merge_group(c, Partials{c.at<const float>(attn::part), splits, blocks}, seq, head, first / kBlock + 1, c.at<uint2>(attn::out));
   }
 }
 

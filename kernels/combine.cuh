@@ -171,14 +171,14 @@ struct CombineSource {
 };
 
 // Tagged: the heads of one group, whose partials other queues may still be writing, into pairs of bf16.
-__device__ __forceinline__ void merge_group(const Context c, const Partials partials, int kv_head, int n_blocks, uint2* out) {
+__device__ __forceinline__ void merge_group(const Context c, const Partials partials, int seq, int kv_head, int n_blocks, uint2* out) {
   constexpr int kOctets = kGroup * kHeadDim / 32;
   for (int i = c.warp; i < (kOctets + 3) / 4; i += kWarps) {
     const int octet = i * 4 + c.lane / 8, at = (octet < kOctets ? octet : 0) * 32 + c.lane % 8 * 2;
-    const float* row = partials.part + 2 * (int64_t(kv_head * kGroup + at / kHeadDim) * partials.stride());
+    const float* row = partials.part + 2 * (int64_t(seq * kHeads + kv_head * kGroup + at / kHeadDim) * partials.stride());
     const float4 v = merge_fast<TaggedPair>(partials, row, n_blocks, at % kHeadDim, c.lane, c.turn, tag_of(c));
     if (octet >= kOctets) continue;
-    uint2* to = out + (kv_head * kGroup * kHeadDim + at) / 2;
+    uint2* to = out + (seq * kQSize + kv_head * kGroup * kHeadDim + at) / 2;
     store_element(to, pack_bf16(v.x, v.y), tag_of(c));
     store_element(to + 8, pack_bf16(v.z, v.w), tag_of(c));
   }

@@ -24,7 +24,7 @@ constexpr int kVocab = AMK_VOCAB;
 constexpr int kQSize = kHeads * kHeadDim, kKvSize = kKvHeads * kHeadDim;
 constexpr bool kExact = AMK_EXACT != 0;
 constexpr bool kTagged = AMK_TAGGED != 0;  // activations carry their step, see tagged.cuh
-static_assert(!kTagged || (!kExact && kRows == 1), "tagged values serve fast decoding of one sequence");
+static_assert(!kTagged || (!kExact && kChunk == 1 && kRows <= 16), "tagged values serve fast decoding");
 constexpr int kWarps = AMK_WARPS;          // warps that execute tasks
 constexpr int kThreads = kWarps * 32;
 constexpr int kWorkBytes = AMK_WORK_BYTES; // shared memory a task may use as it likes

@@ -38,7 +38,7 @@ struct Finish {
     if (kind == kResidual) {
       if constexpr (kTagged) {
         uint4 v[1];
-        poll(c, v, [](int) { return true; }, [&](int) { return tagged_residual(local); });
+        poll(c, v, [](int) { return true; }, [&](int) { return tagged_residual(local, r); });
         return floats_of(v[0]);
       }
       return load_shared_f32x2(residual + r * kHidden + first + local);
@@ -50,14 +50,14 @@ struct Finish {
     return make_float2(load_table(c.at<const float>(qkv::cos) + at), load_table(c.at<const float>(qkv::sin) + at));
   }
 
-  __device__ __forceinline__ const uint2* tagged_residual(int local) const {
-    return reinterpret_cast<const uint2*>(residual) + first + local;
+  __device__ __forceinline__ const uint2* tagged_residual(int local, int r) const {
+    return reinterpret_cast<const uint2*>(residual) + r * kHidden + first + local;
   }
   __device__ __forceinline__ uint2* tagged_out(int element) const { return reinterpret_cast<uint2*>(out) + element; }
 
   // Tagged kGate: two activations of neighbouring pairs become one element; `local` is the first pair's.
-  __device__ __forceinline__ void store_gates(const Context c, int local, float a, float b) const {
-    store_element(tagged_out((first + local / 2) / 2), pack_bf16(a, b), tag_of(c));
+  __device__ __forceinline__ void store_gates(const Context c, int local, int r, float a, float b) const {
+    store_element(tagged_out(r * (kInter / 2) + (first + local / 2) / 2), pack_bf16(a, b), tag_of(c));
   }
   static __device__ __forceinline__ float gate(float a, float b) { return silu(a) * b; }
 
@@ -67,7 +67,7 @@ struct Finish {
     } else if (kind == kGate) {  // rows 2j and 2j + 1 are gate j and up j
       out[r * kInter + first + local / 2] = gate(a, b);
     } else if (kind == kResidual && kTagged) {
-      store_floats(tagged_out(first + local), pre.x + a, pre.y + b, tag_of(c));
+      store_floats(tagged_out(r * kHidden + first + local), pre.x + a, pre.y + b, tag_of(c));
     } else if (kind == kResidual) {
       *reinterpret_cast<float2*>(out + r * kHidden + first + local) = make_float2(pre.x + a, pre.y + b);
     } else {
@@ -91,7 +91,7 @@ struct Finish {
       b = b_cos + a_sin;
     }
     if constexpr (kTagged) {  // queries, new keys and new values side by side
-      store_floats(tagged_out(row), on ? a : 0.0f, on ? b : 0.0f, tag_of(c));
+      store_floats(tagged_out(r * (kQSize + 2 * kKvSize) + row), on ? a : 0.0f, on ? b : 0.0f, tag_of(c));
       if (row < kQSize) return;
     }
     if (row < kQSize) {

@@ -3,7 +3,7 @@
 // The tape holds a tile as [row group of 8][unit]; a unit is 8 rows x 32 values of K, 512 bytes, lane (g = lane / 4, t = lane % 4)
 // owning the 8 values W[g][8t .. 8t+8) of it.  Unit u of K belongs to warp u % kWarps; a unit is two mma.m16n8k16 with the
 // activations as the 16-row operand, so up to 16 activation rows cost the same weight bytes.  A slot of the ring holds whole row
-// groups, or a piece of one.
+// groups, or a piece of one; long row groups take turns, piece by piece, so that a piece of the activations serves two of them.
 //
 // Order of the sum, the same for every tiling, queue, batch and chunk: per warp, ascending units, even and odd halves of a unit
 // apart; then the two halves; then the warps in groups of four, and the groups by halves.  The number of warps belongs to the plan.
@@ -60,7 +60,7 @@ struct WeightStream {
 
   __device__ __forceinline__ explicit WeightStream(int groups) : left(groups * S::kPieces) {}
 
-  // `kFirst`: nothing has been read yet and there is something; every register is written, or it would be live between tasks.
+  // `kFirst`: there is something, and no register holds anything of use; every one is written, or it would be live before.
   template <bool kFirst = false>
   __device__ __forceinline__ void next(const Context c, int piece) {
     if (!kFirst && left == 0) return;
@@ -92,144 +92,224 @@ template <int K, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
   using S = Slices<K>;
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
-  uint8_t* staged = FastWork::staged() + warp * (S::kPerWarp * kRows * 64);
+  uint8_t* staged = FastWork::staged() + warp * ((S::kByPiece ? kPieceUnits / kWarps : S::kPerWarp) * kRows * 64);
 
-  // The first pair of outputs this thread will finish: its residual is on its way during the product.
+  // The first pairs of outputs this thread will finish: what is added to them is on its way during the product.
   constexpr int kItemRows = kTileRows * 8;  // (activation row, output row) pairs of a row group
+  constexpr int kPre = kRowTiles > 1 || S::kFlush * kItemRows <= kItems ? 1 : S::kFlush * kItemRows / kItems;
   const int item0 = c.thread / kParts;
   const bool finisher = c.thread % (2 * kParts) == 0;  // the lane that finishes a pair of outputs
-  float2 pre = make_float2(1.0f, 0.0f);
+  auto local_of = [&](int i) { return (item0 + i * kItems) / kItemRows * 8 + (item0 & 7); };
+  auto row_of = [&](int i) { return (item0 + i * kItems) / 8 % kTileRows; };
+  auto pair_exists = [&](int i) { return finisher && local_of(i) < finish.n && row_of(i) < kRows; };
+  float2 pre[kPre];
+#pragma unroll
+  for (int i = 0; i < kPre; ++i) pre[i] = make_float2(1.0f, 0.0f);
 
   WeightStream<K> stream(groups);
-  float squares = 0.0f;
-  if constexpr (Source::kPolled) {
-    // Everything is asked for once, then the first weights come to registers, then whatever had not arrived is polled.
-    constexpr int kAccesses = Source::kAccesses;
-    const uint32_t tag = tag_of(c);
-    uint4 v[S::kLoads * kAccesses], residual[1];
-    auto k_of = [&](int i) { return (warp + kWarps * (4 * (i / kAccesses) + lane / 8)) * 32 + lane % 8 * 4; };
-    auto needed = [&](int i) { return k_of(i) < K; };
-    auto address = [&](int i) { return source.address(k_of(i), i % kAccesses); };
-    auto residual_needed = [&](int) { return finish.kind == Finish::kResidual && finisher && item0 < finish.n; };
-    auto residual_address = [&](int) { return finish.tagged_residual(item0); };
-    poll_start(v, tag, needed, address);
-    poll_start(residual, tag, residual_needed, residual_address);
-    stream.template next<true>(c, 0);
-    if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
-    if (c.thread == 0) poke(ring.polling, 1);
-    poll_rest(c, v, tag, address);
-    if (c.thread == 0) poke(ring.polling, 0);
-    poll_rest(c, residual, tag, residual_address);
-    pre = floats_of(residual[0]);
-    note_arrival(c);
-#pragma unroll
-    for (int i = 0; i < S::kLoads; ++i) {
-      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
-      uint2 x;
-      if constexpr (Source::kNormed) {
-        const float2 a = floats_of(v[i * kAccesses]), b = floats_of(v[i * kAccesses + 1]);
-        squares = fma_f32(a.x, a.x, squares);
-        squares = fma_f32(a.y, a.y, squares);
-        squares = fma_f32(b.x, b.x, squares);
-        squares = fma_f32(b.y, b.y, squares);
-        const float4 y = times(make_float4(a.x, a.y, b.x, b.y), needed(i * kAccesses) ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-        x = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
-      } else {
-        x = make_uint2(v[i].x, v[i].z);
-      }
-      if (u < S::kUnits) reinterpret_cast<uint2*>(staged + j * 64)[lane % 8] = x;
-    }
-  } else {
-#pragma unroll 1
-    for (int r = 0; r < kRows; ++r) {
-      float4 v[S::kLoads];
-#pragma unroll
-      for (int i = 0; i < S::kLoads; ++i) {
-        const int u = warp + kWarps * (4 * i + lane / 8);
-        v[i] = source.load(c, r, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
-      }
-      if (r == 0) {
-        if (finish.kind == Finish::kResidual && finisher) {
-          const int local = item0 / kItemRows * 8 + (item0 & 7), row = item0 / 8 % kTileRows;
-          if (local < finish.n && row < kRows) pre = finish.prefetch(c, local, row);
-        }
-        stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
-        if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
-      }
-      squares = 0.0f;
-#pragma unroll
-      for (int i = 0; i < S::kLoads; ++i) {
-        const int j = 4 * i + lane / 8, u = warp + kWarps * j;
-        if constexpr (Source::kNormed) {
-          squares = fma_f32(v[i].x, v[i].x, squares);
-          squares = fma_f32(v[i].y, v[i].y, squares);
-          squares = fma_f32(v[i].z, v[i].z, squares);
-          squares = fma_f32(v[i].w, v[i].w, squares);
-        }
-        if (S::kStaged && u < S::kUnits) {
-          float4 x = v[i];
-          if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
-          const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
-          uint8_t* unit = staged + (j * kRows + r) * 64;
-          if constexpr (Source::kHalves) {
-            reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
-          } else {
-            reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
-          }
-        }
-      }
-      if (Source::kNormed && kRows > 1) {  // with one row the sum over the lanes follows the first products
-        squares = tree_sum(squares);
-        if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
-      }
-    }
-  }
-  __syncwarp();
-  if (Source::kNormed && finish.kind == Finish::kRotate && finisher) pre = *Prologue::angle(item0);
+  // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
+  constexpr bool kEager = kTileRows <= 2;
 
-  constexpr bool kHeld = S::kPieces == 1 && kRowTiles == 1 && S::kStaged;  // activations stay in registers
+  // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
+  auto open = [&] {
+    if constexpr (Source::kPolled) {
+      uint4 residual[kPre];
+      auto wanted = [&](int i) { return finish.kind == Finish::kResidual && pair_exists(i); };
+      auto where = [&](int i) { return finish.tagged_residual(local_of(i), row_of(i)); };
+      poll_start(residual, tag_of(c), wanted, where);
+      if constexpr (kEager) stream.template next<true>(c, 0);
+      if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+      poll_rest(c, residual, tag_of(c), where);
+#pragma unroll
+      for (int i = 0; i < kPre; ++i) pre[i] = floats_of(residual[i]);
+    } else {
+      if (finish.kind == Finish::kResidual) {
+#pragma unroll
+        for (int i = 0; i < kPre; ++i)
+          if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
+      }
+      if constexpr (kEager) stream.template next<true>(c, 0);
+      if (Source::kNormed) Prologue::wait();
+    }
+  };
+  // Stages the activations of all rows from the warp's load `load0` on, several rows under way at a time.
+  auto stage = [&](int load0, bool first) {
+    constexpr int kLoads = S::kStageLoads;
+    auto unit_of = [&](int i) { return 4 * (load0 + i) + lane / 8; };  // of this warp
+    auto place = [&](int i, int r) { return staged + ((S::kByPiece ? 4 * i + lane / 8 : unit_of(i)) * kRows + r) * 64; };
+    auto put_squares = [&](int r, float squares) {  // with one row the sum over the lanes follows the first products
+      squares = tree_sum(squares);
+      if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
+    };
+    float squares = 0.0f;
+    if constexpr (Source::kPolled) {
+      constexpr int kAccesses = Source::kAccesses, kEach = kLoads * kAccesses, kMost = kRows == 1 ? 1 : 16 / kEach;
+      constexpr int kSome = kMost < 1 ? 1 : (kMost < kRows ? kMost : kRows);  // rows under way
+      const uint32_t tag = tag_of(c);
+#pragma unroll 1
+      for (int r0 = 0; r0 < kRows; r0 += kSome) {
+        uint4 v[kSome * kEach];
+        auto k_of = [&](int i) { return (warp + kWarps * unit_of(i % kEach / kAccesses)) * 32 + lane % 8 * 4; };
+        auto needed = [&](int i) { return k_of(i) < K && (kRows % kSome == 0 || r0 + i / kEach < kRows); };
+        auto address = [&](int i) { return source.address(r0 + i / kEach, k_of(i), i % kAccesses); };
+        poll_start(v, tag, needed, address);
+        if (first && r0 == 0) open();
+        if (c.thread == 0) poke(ring.polling, 1);
+        poll_rest(c, v, tag, address);
+        if (c.thread == 0) poke(ring.polling, 0);
+        if (first && r0 == 0) note_arrival(c);
+#pragma unroll
+        for (int r = 0; r < kSome; ++r) {
+          squares = 0.0f;
+#pragma unroll
+          for (int i = 0; i < kLoads; ++i) {
+            const uint4* from = v + r * kEach + i * kAccesses;
+            const bool there = warp + kWarps * unit_of(i) < S::kUnits;
+            uint2 x;
+            if constexpr (Source::kNormed) {
+              const float2 a = floats_of(from[0]), b = floats_of(from[1]);
+              squares = fma_f32(a.x, a.x, squares);
+              squares = fma_f32(a.y, a.y, squares);
+              squares = fma_f32(b.x, b.x, squares);
+              squares = fma_f32(b.y, b.y, squares);
+              const float4 y = times(make_float4(a.x, a.y, b.x, b.y), there ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+              x = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
+            } else {
+              x = make_uint2(from[0].x, from[0].z);
+            }
+            if (there && (kRows % kSome == 0 || r0 + r < kRows)) reinterpret_cast<uint2*>(place(i, r0 + r))[lane % 8] = x;
+          }
+          if (Source::kNormed && kRows > 1 && (kRows % kSome == 0 || r0 + r < kRows)) put_squares(r0 + r, squares);
+        }
+      }
+    } else {
+      constexpr int kMost = Source::kHalves ? 1 : 8 / kLoads;
+      constexpr int kSome = kMost < 1 ? 1 : (kMost < kRows ? kMost : kRows);
+#pragma unroll 1
+      for (int r0 = 0; r0 < kRows; r0 += kSome) {
+        float4 v[kSome][kLoads];
+#pragma unroll
+        for (int r = 0; r < kSome; ++r)
+#pragma unroll
+          for (int i = 0; i < kLoads; ++i) {
+            const int u = warp + kWarps * unit_of(i);
+            const bool there = u < S::kUnits && (kRows % kSome == 0 || r0 + r < kRows);
+            v[r][i] = source.load(c, r0 + r, there ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
+          }
+        if (first && r0 == 0) open();
+#pragma unroll
+        for (int r = 0; r < kSome; ++r) {
+          if (kRows % kSome != 0 && r0 + r >= kRows) break;
+          squares = 0.0f;
+#pragma unroll
+          for (int i = 0; i < kLoads; ++i) {
+            const int u = warp + kWarps * unit_of(i);
+            float4 x = v[r][i];
+            if constexpr (Source::kNormed) {
+              squares = fma_f32(x.x, x.x, squares);
+              squares = fma_f32(x.y, x.y, squares);
+              squares = fma_f32(x.z, x.z, squares);
+              squares = fma_f32(x.w, x.w, squares);
+            }
+            if ((S::kStaged || S::kByPiece) && u < S::kUnits) {
+              if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
+              const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
+              uint8_t* unit = place(i, r0 + r);
+              if constexpr (Source::kHalves) {
+                reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
+              } else {
+                reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
+              }
+            }
+          }
+          if (Source::kNormed && kRows > 1) put_squares(r0 + r, squares);
+        }
+      }
+    }
+    __syncwarp();
+    return squares;
+  };
+
+  static_assert(!Source::kNormed || !S::kByPiece, "the sum of squares takes a row at once");
+  float squares = stage(0, true);
+  if (finish.kind == Finish::kRotate && finisher) {
+    if (Source::kNormed) pre[0] = *Prologue::angle(item0);
+#pragma unroll
+    for (int i = 1; i < kPre; ++i)
+      if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
+  }
+
+  constexpr bool kHeld = S::kPieces == 1 && kTileRows <= 8 && S::kStaged;  // activations stay in registers
   uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
   if constexpr (kHeld) {
 #pragma unroll
     for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K>(c, source, staged, j, 0, held_low[j], held_high[j]);
   }
 
-  int parity = 0;
+  int parity = 0, staged_piece = 0;
 #pragma unroll 1
-  for (int g0 = 0; g0 < groups; g0 += kFlushGroups) {
-    const int g1 = g0 + kFlushGroups < groups ? g0 + kFlushGroups : groups;
-    float acc[S::kAhead * kRowTiles][2][4];  // with several row tiles there is one row group at a time
-#pragma unroll 1
-    for (int group = g0; group < g1; group += S::kAhead) {
+  for (int g0 = 0; g0 < groups; g0 += S::kFlush) {
+    const int g1 = g0 + S::kFlush < groups ? g0 + S::kFlush : groups;
+    if (kRowTiles == 1 && g0 > 0 && finish.kind == Finish::kRotate) {
 #pragma unroll
-      for (int m = 0; m < S::kAhead * kRowTiles; ++m)
+      for (int i = 0; i < kPre; ++i)
+        if (finisher && g0 * 8 + local_of(i) < finish.n && row_of(i) < kRows) pre[i] = finish.prefetch(c, g0 * 8 + local_of(i), row_of(i));
+    }
+    float acc[S::kTogether * kRowTiles][2][4];
+#pragma unroll 1
+    for (int group = g0; group < g1; group += S::kTogether) {
+#pragma unroll
+      for (int m = 0; m < S::kTogether * kRowTiles; ++m)
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc[m][i / 4][i % 4] = 0.0f;
 #pragma unroll 1
-      for (int piece = 0; piece < S::kPieces; ++piece) {
-#pragma unroll
-        for (int i = 0; i < S::kPieceLoads; ++i) {
-          if (piece * kSlotUnits + warp + kWarps * i >= S::kUnits) break;
-#pragma unroll
-          for (int m = 0; m < S::kAhead * kRowTiles; ++m) {
-            if (S::kAhead > 1 && m > 0 && group + m >= g1) break;
-            const uint4 w = stream.w[S::kAhead > 1 ? m : 0][i];
-            uint4 x, y;
-            if constexpr (kHeld) {
-              x = held_low[i], y = held_high[i];
-            } else {
-              load_fragment<K>(c, source, staged, piece * (kSlotUnits / kWarps) + i, S::kAhead > 1 ? 0 : m, x, y);
-            }
-            mma_bf16(acc[m][0], x.x, y.x, x.y, y.y, w.x, w.y);
-            mma_bf16(acc[m][1], x.z, y.z, x.w, y.w, w.z, w.w);
+      for (int piece = 0; piece < S::kTapePieces; ++piece) {
+        if constexpr (S::kByPiece) {
+          if (piece != staged_piece) {
+            __syncwarp();  // all lanes have read the piece before
+            stage(piece * S::kStageLoads, false);
+            staged_piece = piece;
           }
         }
-        stream.next(c, piece + 1 == S::kPieces ? 0 : piece + 1);
+        constexpr int kTurn = S::kTurns ? 2 : 1;  // row groups that take turns
+#pragma unroll
+        for (int a = 0; a < kTurn; ++a) {
+          if (a > 0 && group + a >= g1) break;
+#pragma unroll 1
+          for (int s = 0; s < S::kPieceSlots; ++s) {
+            const int slot = piece * S::kPieceSlots + s;
+            if (slot >= S::kPieces) break;
+            if constexpr (!kEager) stream.template next<true>(c, slot);
+#pragma unroll
+            for (int i = 0; i < S::kPieceLoads; ++i) {
+              if (slot * kSlotUnits + warp + kWarps * i >= S::kUnits) break;
+#pragma unroll
+              for (int m = 0; m < S::kAhead * kRowTiles; ++m) {
+                if (S::kAhead > 1 && m > 0 && group + m >= g1) break;
+                const uint4 w = stream.w[S::kAhead > 1 ? m : 0][i];
+                uint4 x, y;
+                if constexpr (kHeld) {
+                  x = held_low[i], y = held_high[i];
+                } else {
+                  const int j = (S::kByPiece ? s : slot) * (kSlotUnits / kWarps) + i;
+                  load_fragment<K>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
+                }
+                float(&sum)[2][4] = acc[a * kRowTiles + m];
+                mma_bf16(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
+                mma_bf16(sum[1], x.z, y.z, x.w, y.w, w.z, w.w);
+              }
+            }
+            if constexpr (!kEager) continue;
+            const bool inside = s + 1 < S::kPieceSlots && slot + 1 < S::kPieces;
+            const int first = a + 1 < kTurn && group + a + 1 < g1 ? piece : (piece + 1 < S::kTapePieces ? piece + 1 : 0);
+            stream.next(c, inside ? slot + 1 : first * S::kPieceSlots);
+          }
+        }
       }
       if constexpr (kRowTiles == 1) {  // lane (g, t): rows g and g + 8 of the activations, outputs 2t and 2t + 1
         const int g = lane >> 2, t = lane & 3;
 #pragma unroll
-        for (int a = 0; a < S::kAhead; ++a) {
+        for (int a = 0; a < S::kTogether; ++a) {
           if (a > 0 && group + a >= g1) break;
           float* to = FastWork::red(parity) + (((group + a - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
           if (g < kTileRows) to[0] = acc[a][0][0] + acc[a][1][0], to[kWarps] = acc[a][0][1] + acc[a][1][1];
@@ -248,10 +328,14 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     for (int m = 0; m < kRowTiles; ++m) {
       if constexpr (kRowTiles > 1) {
         const int g = lane >> 2, t = lane & 3;
-        float* to = FastWork::red(parity) + (g * 8 + 2 * t) * kWarps + warp;
-        to[0] = acc[m][0][0] + acc[m][1][0], to[kWarps] = acc[m][0][1] + acc[m][1][1];
-        to += 8 * 8 * kWarps;
-        to[0] = acc[m][0][2] + acc[m][1][2], to[kWarps] = acc[m][0][3] + acc[m][1][3];
+#pragma unroll
+        for (int a = 0; a < S::kTogether; ++a) {
+          const float(&sum)[2][4] = acc[a * kRowTiles + m];
+          float* to = FastWork::red(parity) + ((a * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
+          to[0] = sum[0][0] + sum[1][0], to[kWarps] = sum[0][1] + sum[1][1];
+          to += 8 * 8 * kWarps;
+          to[0] = sum[0][2] + sum[1][2], to[kWarps] = sum[0][3] + sum[1][3];
+        }
       }
       sync_tasks();
       // kParts lanes an output; a whole warp stays together for the shuffles.
@@ -279,13 +363,16 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         if constexpr (kTagged) {
           if (finish.kind == Finish::kGate) {  // all threads alike
             const float mine = Finish::gate(sum, other), next = __shfl_down_sync(~0u, mine, 2 * kParts);
-            if (there && c.thread % (4 * kParts) == 0) finish.store_gates(c, local, mine, next);
+            if (there && c.thread % (4 * kParts) == 0) finish.store_gates(c, local, r, mine, next);
             continue;
           }
         }
+        const float2 now = pre[0];
+#pragma unroll
+        for (int i = 0; i + 1 < kPre; ++i) pre[i] = pre[i + 1];
         if (there && finisher) {
-          const bool first = m == 0 && g0 == 0 && q == item0;
-          finish.apply(c, local, r, sum, other, first ? pre : finish.prefetch(c, local, r));
+          const bool here = kRowTiles == 1 ? g0 == 0 || finish.kind == Finish::kRotate : m == 0 && g0 == 0 && q == item0;
+          finish.apply(c, local, r, sum, other, here ? now : finish.prefetch(c, local, r));
         }
       }
       parity ^= 1;

@@ -12,6 +12,7 @@ struct SampleWork {
   float weights[kMaxCandidates];
   uint32_t histogram[256];
   Best best[kWarps];
+  int8_t ended[kRows];  // 1 or 0: what the sequence has come to; -1: its token is still to be chosen
   uint64_t prefix;
   int32_t wanted, count, kept;
 };
@@ -127,12 +128,54 @@ __device__ __forceinline__ int greedy_token(const Context c, SampleWork& work, i
   return index == kNoIndex ? 0 : index;
 }
 
+// One warp: everything about a sequence that draws nothing, from the maxima of the tiles.
+__device__ __noinline__ void greedy_sequence(const Context c, SampleWork& work, int seq) {
+  const int n_stop = c.p(sample::n_stop_ids), tiles = c.p(sample::tiles);
+  int32_t* done = c.at<int32_t>(sample::done) + seq;
+  int32_t* token = c.at<int32_t>(sample::token) + seq;
+  int32_t* out = c.at<int32_t>(sample::out) + c.step() * kRows + seq;
+  if (!c.active(c.p(sample::pos_var), seq)) {
+    if (c.lane == 0) *token = kNoToken, *out = kNoToken, shared.tokens[seq] = kNoToken, work.ended[seq] = 1;
+    return;
+  }
+  const float temperature = __int_as_float(load_shared_i32(c.at<int32_t>(sample::control) + seq * control::count + control::temperature));
+  const int32_t was_done = load_shared_i32(done);
+  const int32_t stop_id = c.lane < n_stop ? load_shared_i32(c.at<int32_t>(sample::stop_ids) + seq * c.p(kStrideWord) + c.lane) : kNoToken;
+  const float* from = c.at<const float>(sample::amax) + int64_t(seq) * 2 * tiles;
+  Best mine{kMinusInfinity, kNoIndex};
+#pragma unroll 4
+  for (int j = c.lane; j < tiles; j += 32) {
+    const float2 v = load_shared_f32x2(from + 2 * j);
+    const Best x{v.x, __float_as_int(v.y)};
+    if (better(x, mine)) mine = x;
+  }
+  mine = warp_best(mine);
+  const int id = mine.index == kNoIndex ? 0 : mine.index;
+  bool stop = c.lane < n_stop && stop_id == id;
+  for (int i = c.lane + 32; i < n_stop; i += 32)
+    stop = stop || load_shared_i32(c.at<int32_t>(sample::stop_ids) + seq * c.p(kStrideWord) + i) == id;
+  stop = __any_sync(~0u, stop) || was_done != 0;
+  if (c.lane != 0) return;
+  work.ended[seq] = -1;
+  if (temperature > 0.0f) return;
+  *token = id, *out = id, *done = stop, shared.tokens[seq] = id, work.ended[seq] = stop;
+}
+
 // Returns whether every sequence has stopped.
 __device__ __noinline__ bool run_sample(const Context c) {
   SampleWork& work = *reinterpret_cast<SampleWork*>(c.work());
   const int n_stop = c.p(sample::n_stop_ids), pos = c.p(sample::pos_var);
   bool all_done = true;
+  const bool early = kRows > 1 && c.p(sample::amax) >= 0;
+  if (early) {  // a warp a sequence: those that are not active, and greedy ones
+    for (int seq = c.warp; seq < kRows; seq += kWarps) greedy_sequence(c, work, seq);
+    sync_tasks();
+  }
   for (int seq = 0; seq < kRows; ++seq) {
+    if (early && work.ended[seq] >= 0) {
+      all_done = all_done && work.ended[seq];
+      continue;
+    }
     int32_t* done = c.at<int32_t>(sample::done) + seq;
     int32_t* token = c.at<int32_t>(sample::token) + seq;
     int32_t* out = c.at<int32_t>(sample::out) + c.step() * kRows + seq;

@@ -20,6 +20,7 @@
 namespace amk {
 
 constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kSlotBytes = kSlotUnits * kUnitBytes;
+constexpr int kPieceUnits = 64;  // a longer row group is cut into pieces of so many units, and two row groups take turns
 constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightMid = AMK_FLIGHT_MID, kInFlightLow = AMK_FLIGHT_LOW;
 static_assert(kInFlightHigh <= kSlots && kInFlightMid <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
 
@@ -146,6 +147,32 @@ __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_
 #endif
 }
 
+// The units of a tile in the order of the tape, as runs that no slot reaches over: blocks one by one; blocks longer than kPieceUnits
+// piece by piece, two in turns.
+struct TileRuns {
+  uint32_t left, block, done, size, run;  // units left of the tile, of a block, of it behind the run; of the piece, left of the run
+  bool paired, again;                     // two blocks take turns; the second one's run of this piece is still to come
+
+  __device__ __forceinline__ TileRuns(uint32_t units, uint32_t block) : left(units), block(block), done(0) { piece(); }
+  __device__ __forceinline__ void piece() {
+    if (done == 0) paired = block > uint32_t(kPieceUnits) && left > block;
+    size = block - done < uint32_t(kPieceUnits) ? block - done : uint32_t(kPieceUnits);
+    size = size < left ? size : left;
+    run = size, again = paired;
+  }
+  __device__ __forceinline__ void take(uint32_t units) {
+    left -= units, run -= units;
+    if (run > 0) return;
+    if (again) {
+      run = size, again = false;
+      return;
+    }
+    done += size;
+    if (done >= block) done = 0;
+    piece();
+  }
+};
+
 // The loader warp's whole life: all lanes take the same way, lane 0 decides.
 __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
   const TileRef* first = launch.tiles + launch.tile_off[blockIdx.x];
@@ -156,10 +183,8 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
   for (int step = 0; step < launch.steps && !leave && n > 0; ++step) {
     for (int i = 0; i < n && !leave; ++i) {
       const uint8_t* from = launch.tape + first[i].offset;
-      for (uint32_t left = first[i].units, block = first[i].block; left > 0 && !leave;) {
-        // A slot never reaches over the end of a block: whole row groups, or a piece of one.
-        uint32_t units = block < kSlotUnits ? block : kSlotUnits;
-        units = units < left ? units : left;
+      for (TileRuns runs(first[i].units, first[i].block); runs.left > 0 && !leave;) {
+        const uint32_t units = runs.run < uint32_t(kSlotUnits) ? runs.run : uint32_t(kSlotUnits);
         for (;;) {
           while (landed != issued && barrier_test(&ring.full[landing], landing_parity)) {
             ++landed;
@@ -180,8 +205,8 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
         copy_slot(slot, from, units * kUnitBytes, lane);
         ++issued;
         if (++slot == kSlots) slot = 0, free_parity ^= 1;
-        from += units * kUnitBytes, left -= units, block -= units;
-        if (block == 0) block = first[i].block;
+        from += units * kUnitBytes;
+        runs.take(units);
       }
     }
   }

@@ -250,6 +250,12 @@ extern "C" __global__ void amk_pack(const uint16_t* __restrict__ weights, int k,
     const int column = unit * 32 + lane % 4 * 8;
     uint16_t v[8];
     for (int i = 0; i < 8; ++i) v[i] = row < row1 && column + i < k ? weights[row * k + column + i] : uint16_t(0);
-    for (int i = 0; i < 8; ++i) out[(size_t(item) * 32 + lane) * 8 + i] = v[i];
+    int place = item;
+    if (units > kPieceUnits) {  // two row groups take turns, piece by piece
+      const int pair = group & ~1, both = pair + 1 < groups ? 2 : 1, piece = unit & ~(kPieceUnits - 1);
+      const int size = units - piece < kPieceUnits ? units - piece : kPieceUnits;
+      place = pair * units + piece * both + (group & 1) * size + unit - piece;
+    }
+    for (int i = 0; i < 8; ++i) out[(size_t(place) * 32 + lane) * 8 + i] = v[i];
   }
 }

@@ -57,12 +57,12 @@ struct Check {
     return buffer(i, use, rows, packed ? up(cols, 2) / 2 : cols, false, true);
   }
 
-  // Packed rows go with tagged activations: one token of one sequence in the fast plan.
-  void packing(int64_t packed, int64_t m) const {
+  // Packed rows go with tagged activations: one token of each sequence in the fast plan.
+  void packing(int64_t packed, int64_t chunk = 1) const {
     range("packed", packed, 0, 1);
     if (any_tagged && any_plain) fail("some of its activations are tagged and some are not");
     if ((packed != 0) != any_tagged) fail("packed rows are tagged ones");
-    if (packed && (m != 1 || !mc.fast)) fail("packed rows are one token of one sequence in the fast plan");
+    if (packed && (chunk != 1 || !mc.fast)) fail("packed rows are one token of each sequence in the fast plan");
   }
 
   const BufferRow& buffer(int i, Use use, int64_t rows, int64_t cols, bool bf16_allowed = false, bool handed = false) const {
@@ -159,7 +159,7 @@ struct Check {
     buffer(qkv::cos, kReads, ctx, d / 2);
     buffer(qkv::sin, kReads, ctx, d / 2);
     activation(qkv::q, kWrites, m, p(qkv::packed) ? q_end + 2 * kv : q_end);
-    packing(p(qkv::packed), m);
+    packing(p(qkv::packed), p(qkv::chunk));
     for (const int cache : {qkv::k, qkv::v})
       if (buffer(cache, kWrites, batch * ctx, kv, true).bits != 16 && p(qkv::packed)) fail("packed rows go with keys and values of bf16");
   }
@@ -183,7 +183,7 @@ struct Check {
       activation(a::out, kWrites, m, p(a::n_heads) * d, p(a::packed));
       if (!p(a::packed) && p(a::splits) > 1) fail("a task that merges the partials of others needs them tagged");
     }
-    packing(p(a::packed), m);
+    packing(p(a::packed), p(a::chunk));
   }
 
   void attn_combine() const {
@@ -206,7 +206,7 @@ struct Check {
     activation(a::x, kReads, p(a::m), p(a::k), p(a::packed));
     activation(a::h, kReads, p(a::m), p(a::row1));
     activation(a::out, kWrites, p(a::m), p(a::row1));
-    packing(p(a::packed), p(a::m));
+    packing(p(a::packed));
   }
 
   void o_proj_combine() {
@@ -232,7 +232,7 @@ struct Check {
     buffer(gate_up::norm_w, kReads, 1, hidden);
     activation(gate_up::act, kWrites, m, p(gate_up::row1), p(gate_up::packed));
     if (p(gate_up::packed) && (p(gate_up::row0) % 2 || p(gate_up::row1) % 2)) fail("a tile boundary cuts a packed pair");
-    packing(p(gate_up::packed), m);
+    packing(p(gate_up::packed));
   }
 
   void lm_head() {

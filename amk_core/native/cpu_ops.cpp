@@ -197,7 +197,11 @@ struct Body {
     const Rows rows(step, chunk, p(attn::batch), p(attn::pos_var), vars);
     const int64_t tokens = rows.tokens(seq), first = rows.position(seq, 0);
     const int64_t n_rows = tokens * group, part_cols = cols(attn::part);
-    if (tokens == 0) return true;
+    if (tokens == 0) {
+      if (p(attn::out) >= 0)  // its readers wait for every row
+        for (int64_t c = 0; c < chunk; ++c) std::fill_n(at(attn::out) + (seq * chunk + c) * cols(attn::out) + kv_head * group * d, group * d, 0.0f);
+      return true;
+    }
     float* q = take(chunk * group * dp);
     float* space = take(block * dp);
     float* s = take(chunk * group * bp);
@@ -214,14 +218,14 @@ struct Body {
       const int64_t column = slot(b, splits, blocks, d);
       int64_t stride;
       const float* keys = block_rows(attn::k, seq * ctx + start, n - fresh(b), kv_head * d, d, dp, space, &stride);
-      if (fresh(b)) newest(p(attn::n_heads) + kv_head, d, dp, space + (n - 1) * dp);
+      if (fresh(b)) newest(seq, p(attn::n_heads) + kv_head, d, dp, space + (n - 1) * dp);
       for (int64_t r = from; r < n_rows; ++r) {
         const int64_t seen = std::min(n, first + r / group + 1 - start);  // keys at or before the row's position
         k.scores(q + r * dp, keys, stride, seen, dp, real(t.p[attn::scale]), s + r * bp);
         k.softmax_block(s + r * bp, seen, part + r * part_cols + column);
       }
       const float* values = block_rows(attn::v, seq * ctx + start, n - fresh(b), kv_head * d, d, d, space, &stride);
-      if (fresh(b)) newest(p(attn::n_heads) + p(attn::n_kv) + kv_head, d, d, space + (n - 1) * d);
+      if (fresh(b)) newest(seq, p(attn::n_heads) + p(attn::n_kv) + kv_head, d, d, space + (n - 1) * d);
       for (int64_t r = from; r < n_rows;) {  // rows that see equally many keys share the loads of the values
         const int64_t seen = std::min(n, first + r / group + 1 - start);
         int64_t end = r + group;
@@ -250,9 +254,9 @@ struct Body {
     return true;
   }
 
-  // A row of the newest keys or values, rounded as the cache rounds; `head` counts all heads of the packed row.
-  void newest(int64_t head, int64_t d, int64_t width, float* to) const {
-    const float* from = at(attn::q) + head * d;
+  // A row of the newest keys or values, rounded as the cache rounds; `head` counts all heads of the packed row of a sequence.
+  void newest(int64_t seq, int64_t head, int64_t d, int64_t width, float* to) const {
+    const float* from = at(attn::q) + seq * cols(attn::q) + head * d;
     for (int64_t i = 0; i < d; ++i) to[i] = f32_of_bf16(bf16_of(from[i]));
     std::fill(to + d, to + width, 0.0f);
   }

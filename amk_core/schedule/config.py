@@ -29,9 +29,9 @@ class ScheduleConfig:
         dependencies: ``phase``: attention waits for all of QKV; ``head``: each head group starts as soon as its own rows are
             there, while other queues still compute theirs (pipelining inside a step).
         handoff: how activations reach the next phase. ``counter``: the phase is joined by a counter, its readers wait for all of
-            it. ``tagged``: every value carries the number of its step and readers poll the values themselves; for fast decoding of
-            one sequence, other programs use counters. ``auto``: tagged on a GPU.
-        embed_tiles: column tiles of the embedding row.
+            it. ``tagged``: every value carries the number of its step and readers poll the values themselves; for fast decoding,
+            where all rows of a step fit beside the weights, other programs use counters. ``auto``: tagged on a GPU.
+        embed_tiles: column tiles of the embedding rows; tagged decoding has one a sequence at least.
         sampler_queue: queue that samples, counted from the end (0: the last one).
     """
 

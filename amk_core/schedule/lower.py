@@ -5,7 +5,7 @@ One step of a layer has five dependent phases, six with ``fuse_combine=False``:
     qkv (norm, projection, rotation, KV append) -> attn -> [attn_combine] -> o_proj (+ residual)
         -> gate_up (norm, SiLU(gate) * up) -> down_proj (+ residual)
 
-A phase is joined by a counter that its readers wait for, or (fast decoding of one sequence) its values are tagged: they carry the
+A phase is joined by a counter that its readers wait for, or (fast decoding) its values are tagged: they carry the
 number of their step, and the readers poll the values themselves.  Tagged values have an address of their own in every layer, the
 attention task of split 0 merges the partials, and one counter a step orders all readers of a step before the writers of the next.
 
@@ -116,7 +116,10 @@ class _Lowering:
         self.partial = int(geometry.batch > 1 or geometry.chunk > 1)
         wanted = config.handoff == "tagged" or (config.handoff == "auto" and target.arch != "cpu")
         small = graph.n_heads <= 16 * graph.n_kv_heads  # the queries of a task are one tile of a matrix product
-        self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and self.m == 1 and small
+        # several rows of bf16 activations are kept beside the ring of weights
+        staged = 2 * self.m * max(graph.hidden_size, graph.n_heads * graph.head_dim, min(graph.intermediate_size, 2048))
+        small = small and (self.m == 1 or not target.smem_bytes or staged <= target.smem_bytes // 3)
+        self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and small
 
     # -- buffers
     def buffers(self) -> None:
@@ -336,7 +339,7 @@ class _Lowering:
         self.buffers()
         g, geo, ids, c, m, b = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.b
         decode = geo.purpose == "decode"
-        embed_cuts = split_rows(g.hidden_size, c.embed_tiles, c.row_align)
+        embed_cuts = split_rows(g.hidden_size, max(c.embed_tiles, m if self.tagged else 1), c.row_align)
         start: list[Wait] = []  # filled below: the last phase of the step before, whose counter does not exist yet
         embed = [
             {

@@ -380,7 +380,7 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
         even = (p["row0"] % 2 == 0) & (p["row1"] % 2 == 0)
         checks.append(("a tile of packed pairs starts and ends at a pair", (p["packed"] == 0) | even))
     if "packed" in p and "chunk" in p:
-        checks.append(("packed rows are one token of one sequence", (p["packed"] == 0) | (p["m"] == 1)))
+        checks.append(("packed rows are one token of each sequence", (p["packed"] == 0) | (p["chunk"] == 1)))
     if "out" in p and "split" in p:
         checks.append(("the task that merges is the one of split 0", (p["out"] < 0) | (p["split"] == 0)))
     if "batch" in p:

@@ -2,7 +2,9 @@
 
 A tile of R rows by K is ``[row group of 8][unit of 32 values of K][lane][8]`` in bf16, rows and K padded by zeros: lane
 ``(g, t) = (lane // 4, lane % 4)`` of a unit holds row g, values ``8t .. 8t + 8``.  A unit is 512 bytes, one 16-byte load a lane,
-and the B operand of two ``mma.m16n8k16``.  The layout depends on the tiling alone, so schedules with the same tiling share a tape.
+and the B operand of two ``mma.m16n8k16``.  Rows of more than 64 units are cut into pieces of 64, and two row groups take turns
+piece by piece, so that a piece of the activations serves both.  The layout depends on the tiling alone, so schedules with the
+same tiling share a tape.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from amk_core.schedule.ir import Schedule
 from amk_core.schedule.pack import Matrix, Provider, TapeError, TapeLayout
 
 GROUP_ROWS, UNIT_K, UNIT_BYTES = 8, 32, 512
+PIECE_UNITS = 64  # units of a row group that lie side by side where another row group takes turns
 
 
 def tile_units(rows: int, k: int) -> int:
@@ -31,7 +34,13 @@ def fragment_order(rows: Matrix) -> npt.NDArray[np.uint16]:
     padded = np.zeros((groups * GROUP_ROWS, units * UNIT_K), np.uint16)
     padded[:n, :k] = rows.view(np.uint16)
     # [group, g, unit, t, 8] -> [group, unit, g, t, 8]; a lane is (g, t)
-    return np.ascontiguousarray(padded.reshape(groups, GROUP_ROWS, units, 4, 8).transpose(0, 2, 1, 3, 4)).reshape(-1)
+    tile = padded.reshape(groups, GROUP_ROWS, units, 4, 8).transpose(0, 2, 1, 3, 4)
+    if units > PIECE_UNITS:
+        parts = [
+            tile[g : g + 2, u : u + PIECE_UNITS].reshape(-1) for g in range(0, groups, 2) for u in range(0, units, PIECE_UNITS)
+        ]
+        return np.concatenate(parts)
+    return np.ascontiguousarray(tile).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)

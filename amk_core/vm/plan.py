@@ -16,6 +16,7 @@ EXACT_WARPS, FAST_WARPS = 16, 8  # warps that execute tasks; in fast mode K is s
 UNIT_BYTES, UNIT_K = 512, 32
 STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
 MAX_FAST_ROWS = 64
+PIECE_UNITS = 64  # kPieceUnits of vm/ring.cuh
 SAMPLER_BYTES = 16384
 
 
@@ -126,8 +127,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     }  # fmt: skip
     if d.hidden % 2 or d.head_dim % 2:
         raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")
-    if d.tagged and (d.exact or d.rows > 1 or d.heads > 16 * d.kv_heads or d.hidden % 4 or d.inter % 4):
-        raise ProgramError("tagged values serve fast decoding of one sequence, four values at a time; lower with handoff='counter'")
+    if d.tagged and (d.exact or d.chunk > 1 or d.rows > 16 or d.heads > 16 * d.kv_heads or d.hidden % 4 or d.inter % 4):
+        raise ProgramError("tagged values serve fast decoding, four values at a time; lower with handoff='counter'")
     if d.exact:
         row = -(-max(d.hidden, d.inter, d.q_size) // 32) * 32 * 4 + 1024
         work = min(max(4 * row, SAMPLER_BYTES), budget // 1024 * 1024)
@@ -149,8 +150,14 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         return d.rows * warps * per_warp(k) * 64
 
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
-    fixed = 2 * 16 * 8 * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
-    stage = max([staged(k) for k in (d.hidden, d.q_size, d.inter) if d.tagged or staged(k) <= cap], default=0)
+    def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none
+        piece = d.rows * PIECE_UNITS * 64  # rows of activations longer than a piece may come piece by piece
+        if 1 < d.rows <= 16 and k == d.inter and units_of(k) > PIECE_UNITS and (piece <= cap or d.tagged):
+            return piece
+        return staged(k) if staged(k) <= cap or d.tagged else 0
+
+    fixed = 2 * (32 if d.rows > 8 else 16) * 8 * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
+    stage = max(kept(k) for k in (d.hidden, d.q_size, d.inter))
     if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
         stage = staged(d.q_size)
         if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:

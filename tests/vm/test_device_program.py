@@ -47,6 +47,16 @@ def test_each_element_stands_where_its_lane_reads_it() -> None:
             assert got == (tile[r, c] if r < rows and c < k else 0)
 
 
+def test_long_row_groups_take_turns_piece_by_piece() -> None:
+    rows, k = 19, 32 * 70  # three groups, pieces of 64 and 6 units
+    tile = np.arange(rows * k, dtype=np.uint16).reshape(rows, k)
+    units = fragment_order(tile).reshape(-1, 32, 8)
+    assert len(units) == tile_units(rows, k)
+    places = [(g, u) for pair in ((0, 1), (2,)) for part in (range(64), range(64, 70)) for g in pair for u in part]
+    for at, (group, unit) in enumerate(places):
+        np.testing.assert_array_equal(units[at, 0], tile[8 * group, 32 * unit : 32 * unit + 8])
+
+
 def test_the_tape_holds_every_weight_once_in_the_order_of_the_queues() -> None:
     s = small(tiles_per_queue=2)
     m = RandomModel(GRAPHS["small"], 1, "fast")

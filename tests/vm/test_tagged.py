@@ -10,6 +10,7 @@ import pytest
 
 from amk_bench.device_cases import CASES, GRAPHS, Case, bits, run_cpu
 from amk_bench.footprints import Contracts, CpuBench, chosen_tasks, violation
+from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import check_certificate, tables, validate
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
@@ -28,15 +29,15 @@ CONFIGS: tuple[tuple[int, dict[str, Any]], ...] = (
 )
 
 
-def tagged(queues: int = 3, mode: Mode = "fast", **config: Any) -> Schedule:
-    return lower(GRAPHS["small"], ScheduleConfig(**TAGGED, **config), Target.cpu(queues), Geometry(context=64), mode)
+def tagged(queues: int = 3, mode: Mode = "fast", batch: int = 1, **config: Any) -> Schedule:
+    return lower(GRAPHS["small"], ScheduleConfig(**TAGGED, **config), Target.cpu(queues), Geometry(batch=batch, context=64), mode)
 
 
 def case(name: str) -> Case:
     return next(c for c in CASES if c.name == name)
 
 
-@pytest.mark.parametrize("name", ["fast-small", "fast-small-long"])
+@pytest.mark.parametrize("name", ["fast-small", "fast-small-long", "fast-small-batch"])
 def test_tagged_and_counted_schedules_give_the_same_bits(name: str) -> None:
     want = run_cpu(case(name), 2, {"handoff": "counter"})
     for queues, config in CONFIGS:
@@ -44,9 +45,10 @@ def test_tagged_and_counted_schedules_give_the_same_bits(name: str) -> None:
         assert {k: bits(v) for k, v in got.items()} == {k: bits(v) for k, v in want.items()}, (queues, config)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(("queues", "config"), CONFIGS)
-def test_tagged_lowerings_are_accepted_with_a_certificate(queues: int, config: dict[str, Any]) -> None:
-    s = tagged(queues, **config)
+def test_tagged_lowerings_are_accepted_with_a_certificate(queues: int, config: dict[str, Any], batch: int) -> None:
+    s = tagged(queues, batch=batch, **config)
     assert any(b.tagged for b in s.buffers)
     verdict = validate(s)
     assert verdict.accepted, [str(f) for f in verdict.findings]
@@ -60,11 +62,19 @@ def test_more_queues_than_head_tiles_drain_too() -> None:
     assert validate(s).accepted
 
 
-def test_only_fast_decoding_of_one_sequence_is_tagged(mode: Mode) -> None:
+def test_only_fast_decoding_is_tagged(mode: Mode) -> None:
     config, target = ScheduleConfig(**TAGGED), Target.cpu(3)
     for geometry in (Geometry(context=64), Geometry(batch=2, context=64), Geometry("prefill", chunk=4, context=64)):
         s = lower(GRAPHS["small"], config, target, geometry, mode)
-        assert any(b.tagged for b in s.buffers) == (mode == "fast" and geometry.rows == 1)
+        assert any(b.tagged for b in s.buffers) == (mode == "fast" and geometry.chunk == 1)
+
+
+def test_rows_that_do_not_fit_beside_the_weights_are_counted() -> None:
+    """A third of what a block may hold is for the activations of a step."""
+    for smem, batch, want in ((232_448, 16, True), (101_376, 8, True), (101_376, 16, False), (101_376, 1, True)):
+        target = Target("card", "sm_90", 132, smem)
+        s = lower(GRAPH_SHAPES["llama-3.2-1b"], ScheduleConfig(), target, Geometry(batch=batch, context=64), "fast")
+        assert any(b.tagged for b in s.buffers) == want
 
 
 def test_without_the_order_of_steps_a_value_could_be_overwritten() -> None:
@@ -157,6 +167,19 @@ def test_tagged_tasks_touch_what_their_contracts_declare() -> None:
     vm._start(tables.pack(s), where, tape, layout.dtype, bound, {}, None)
     bench, contracts = CpuBench(vm, s, bound, tape, where), Contracts(s)
     wrong = [v for t in chosen_tasks(s) if (v := violation(bench, contracts, t, [300, 1], 1, seed=t))]
+    assert not wrong
+
+
+def test_tagged_tasks_of_several_sequences_touch_what_their_contracts_declare() -> None:
+    """Three sequences, of which one is not active and one has two blocks of attention."""
+    s = lower(GRAPHS["small"], ScheduleConfig(**TAGGED), Target.cpu(3), Geometry(batch=3, context=512), "fast")
+    m, layout = case("fast-small").random_model(), TapeLayout.of(s)
+    bound, tape, where = m.bound(s), Tape.build(layout, m.logical).data, layout.locate(s)
+    vm = CpuVM.__new__(CpuVM)
+    vm._start(tables.pack(s), where, tape, layout.dtype, bound, {}, None)
+    bench, contracts = CpuBench(vm, s, bound, tape, where), Contracts(s)
+    variables = [5, 300, 7, 1, 1, 0]
+    wrong = [v for t in chosen_tasks(s) if (v := violation(bench, contracts, t, variables, 1, seed=t))]
     assert not wrong
 
 
