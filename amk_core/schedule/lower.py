@@ -84,9 +84,9 @@ class Geometry:
         return self.context + KV_PAD_ROWS
 
 
-def attn_block(mode: Mode) -> int:
-    """Positions of one attention block: part of the numeric plan, never of ScheduleConfig."""
-    return 128 if mode == "exact" else 256
+def attn_block(mode: Mode, head_dim: int) -> int:
+    """Positions of one attention block: part of the numeric plan, never of ScheduleConfig; in ``fast`` as many as registers hold."""
+    return 128 if mode == "exact" or head_dim > 64 else 256
 
 
 def split_rows(total: int, tiles: int, align: int) -> list[tuple[int, int]]:
@@ -137,7 +137,7 @@ class _Lowering:
         def tag(name: str, shape: tuple[int, int]) -> None:
             b.buffer(name, Kind.ACTIVATION, "tag64", shape, "tag", tagged=True)
 
-        max_blocks = -(-geo.kv_rows // attn_block(self.mode))
+        max_blocks = -(-geo.kv_rows // attn_block(self.mode, self.g.head_dim))
         wanted = self.c.attn_splits or max(1, self.t.queues // (geo.batch * kv))
         self.splits = min(wanted, max_blocks)
         self.blocks = -(-max_blocks // self.splits)
@@ -239,7 +239,7 @@ class _Lowering:
         hidden, eps = g.hidden_size, g.norm_eps
         attn_shape = {
             "m": m, "chunk": geo.chunk, "batch": geo.batch, "ctx": geo.kv_rows, "n_heads": heads, "n_kv": kv,
-            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks, "block": attn_block(self.mode),
+            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks, "block": attn_block(self.mode, self.g.head_dim),
             "pos_var": 0, "layer": i,
         }  # fmt: skip
         if c.fuse_qkv:
@@ -383,7 +383,7 @@ class _Lowering:
         )
         meta: dict[str, int | str] = {
             "model": g.name, "purpose": geo.purpose, "mode": self.mode, "batch": geo.batch, "chunk": geo.chunk,
-            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": attn_block(self.mode),
+            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": attn_block(self.mode, self.g.head_dim),
         }  # fmt: skip
         if self.quant is not None:
             meta["weights"] = str(self.quant)

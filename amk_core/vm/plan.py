@@ -123,7 +123,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
         "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
         "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
-        "AMK_TAGGED": int(d.tagged), "AMK_BLOCK": attn_block("exact" if d.exact else "fast"),
+        "AMK_TAGGED": int(d.tagged), "AMK_BLOCK": attn_block("exact" if d.exact else "fast", d.head_dim),
     }  # fmt: skip
     if d.hidden % 2 or d.head_dim % 2:
         raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")

@@ -72,7 +72,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
     bits = np.array([DTYPE_BITS[b.dtype] for b in s.buffers] + [0], np.int64)
     kind = np.array([int(b.kind) for b in s.buffers] + [-1], np.int64)
     tagged = np.array([b.tagged for b in s.buffers] + [False], bool)
-    block = attn_block("exact" if d.exact else "fast")
+    block = attn_block("exact" if d.exact else "fast", d.head_dim)
     pair = 2 if d.tagged else 1  # values of an element of packed rows
     steps, wide = s.steps, 32 if d.exact else 16
     batch = d.rows // d.chunk
