@@ -188,6 +188,7 @@ MANY: tuple[tuple[int, Mapping[str, Any]], ...] = (
     (132, {"handoff": "counter"}),
     (7, {"handoff": "counter", "fuse_combine": False}),
 )
+MIXED = (600, 0, 255, 256, 127, 128, 511, 513, 1, 900, 64, 300, 257, 20, 700, 3)  # first positions around the borders of blocks
 CASES: tuple[Case, ...] = (
     Case("exact-odd", "odd", "exact", steps=20, tokens=(20,), variants=MANY),
     Case("exact-odd-batch", "odd", "exact", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9, sampled=True, variants=MANY[:3]),
@@ -196,7 +197,8 @@ CASES: tuple[Case, ...] = (
     Case("exact-smol", "smol", "exact", steps=6, tokens=(6,), p0=(250,), context=512),
     Case("fast-small", "small", "fast", steps=20, tokens=(20,), variants=MANY),
     Case("fast-small-long", "small", "fast", steps=4, tokens=(4,), p0=(700,), context=1024, variants=MANY),
-    Case("fast-small-batch", "small", "fast", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9, sampled=True, variants=MANY[:3]),
+    Case("fast-small-batch", "small", "fast", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9, sampled=True,
+         variants=(*MANY[:3], MANY[5])),
     Case("fast-small-logits", "small", "fast", "logits", batch=2, chunk=5, p0=(0, 120), tokens=(13, 15), steps=3,
          variants=MANY[:3]),
     Case("fast-small-wide", "small", "fast", "logits", batch=3, chunk=16, p0=(0, 120, 7), tokens=(32, 20, 32), steps=2),
@@ -205,6 +207,11 @@ CASES: tuple[Case, ...] = (
     Case("fast-wide-chunk", "wide", "fast", "logits", chunk=16, steps=2, tokens=(30,), p0=(600,), context=1024),
     Case("fast-big-chunk", "big", "fast", "logits", chunk=16, steps=1, tokens=(13,), p0=(300,), context=512,
          variants=((132, {}), (132, {"fuse_combine": False}))),
+    Case("fast-wide-batch", "wide", "fast", batch=16, p0=MIXED, tokens=(2,) * 14 + (1, 0), steps=2, context=1024,
+         variants=(*MANY[:2], MANY[5])),
+    Case("fast-big-batch", "big", "fast", batch=4, p0=MIXED[:4], tokens=(2, 2, 1, 2), steps=2, context=1024,
+         variants=(*MANY[:2], MANY[5])),
+    Case("fast-smol-batch", "smol", "fast", batch=4, p0=MIXED[:4], tokens=(3,) * 4, steps=3, context=1024, variants=(MANY[0], MANY[5])),
     Case("fast-big", "big", "fast", steps=3, tokens=(3,), p0=(300,), context=512, variants=(*MANY[:2], MANY[5])),
 )  # fmt: skip
 

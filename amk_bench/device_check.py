@@ -200,9 +200,10 @@ def timings(args: argparse.Namespace) -> int:
             config = json.loads(text or "{}")
             flight = config.pop("flight", None)
             layers = config.pop("layers", 0)
+            context = config.pop("context", 2176)
             batch = config.pop("batch", 1)
             positions = config.pop("positions", ())
-            make = partial(timed_vm, model, min(2176, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
+            make = partial(timed_vm, model, min(context, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
                            batch=batch, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
             try:
                 vm = make()

@@ -39,8 +39,6 @@ struct Slices {
   static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64, kPieceBytes = kRows * kPieceUnits * 64;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
   static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles == 1 && kPieceBytes <= AMK_STAGE_BYTES;
-  static constexpr int kStageLoads = kByPiece ? kPieceUnits / kWarps / 4 : kLoads;
-  static_assert(!kTagged || kStaged || kByPiece, "tagged activations are staged");
 };
 static_assert(kExact || (kSlotUnits % kWarps == 0 && kPieceUnits % kSlotUnits == 0 && kPieceUnits % (4 * kWarps) == 0), "a slot gives every warp equally many units");
 

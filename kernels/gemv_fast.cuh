@@ -26,13 +26,13 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The activations of a lane's fragment: 8 values each of rows g and g + 8 of a row tile, at the warp's j-th unit.
-template <int K, class Source>
+// The activations of a lane's fragment: 8 values each of rows g and g + 8 of a row tile, at the warp's j-th unit (by piece: of the piece).
+template <int K, bool kByPiece, class Source>
 __device__ __forceinline__ void load_fragment(const Context c, const Source& source, const uint8_t* staged, int j, int tile,
                                               uint4& low, uint4& high) {
   const int g = c.lane >> 2, t = c.lane & 3, r0 = tile * 16 + g, r1 = r0 + 8;
   low = high = make_uint4(0, 0, 0, 0);
-  if constexpr (Slices<K>::kStaged) {
+  if constexpr (Slices<K>::kStaged || kByPiece) {
     const uint8_t* unit = staged + j * (kRows * 64) + t * 16;
     if (r0 < kRows) low = *reinterpret_cast<const uint4*>(unit + r0 * 64);
     if (kRows > 8 && r1 < kRows) high = *reinterpret_cast<const uint4*>(unit + r1 * 64);
@@ -91,8 +91,11 @@ struct WeightStream {
 template <int K, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
   using S = Slices<K>;
+  constexpr bool kByPiece = S::kByPiece && !Source::kNormed;  // the sum of squares takes a row at once
+  constexpr int kStageLoads = kByPiece ? kPieceUnits / kWarps / 4 : S::kLoads;
+  static_assert(!Source::kPolled || S::kStaged || kByPiece, "tagged activations are staged");
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
-  uint8_t* staged = FastWork::staged() + warp * ((S::kByPiece ? kPieceUnits / kWarps : S::kPerWarp) * kRows * 64);
+  uint8_t* staged = FastWork::staged() + warp * ((kByPiece ? kPieceUnits / kWarps : S::kPerWarp) * kRows * 64);
 
   // The first pairs of outputs this thread will finish: what is added to them is on its way during the product.
   constexpr int kItemRows = kTileRows * 8;  // (activation row, output row) pairs of a row group
@@ -134,9 +137,9 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
   };
   // Stages the activations of all rows from the warp's load `load0` on, several rows under way at a time.
   auto stage = [&](int load0, bool first) {
-    constexpr int kLoads = S::kStageLoads;
+    constexpr int kLoads = kStageLoads;
     auto unit_of = [&](int i) { return 4 * (load0 + i) + lane / 8; };  // of this warp
-    auto place = [&](int i, int r) { return staged + ((S::kByPiece ? 4 * i + lane / 8 : unit_of(i)) * kRows + r) * 64; };
+    auto place = [&](int i, int r) { return staged + ((kByPiece ? 4 * i + lane / 8 : unit_of(i)) * kRows + r) * 64; };
     auto put_squares = [&](int r, float squares) {  // with one row the sum over the lanes follows the first products
       squares = tree_sum(squares);
       if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
@@ -211,7 +214,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
               squares = fma_f32(x.z, x.z, squares);
               squares = fma_f32(x.w, x.w, squares);
             }
-            if ((S::kStaged || S::kByPiece) && u < S::kUnits) {
+            if ((S::kStaged || kByPiece) && u < S::kUnits) {
               if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
               const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
               uint8_t* unit = place(i, r0 + r);
@@ -230,7 +233,6 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     return squares;
   };
 
-  static_assert(!Source::kNormed || !S::kByPiece, "the sum of squares takes a row at once");
   float squares = stage(0, true);
   if (finish.kind == Finish::kRotate && finisher) {
     if (Source::kNormed) pre[0] = *Prologue::angle(item0);
@@ -243,7 +245,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
   uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
   if constexpr (kHeld) {
 #pragma unroll
-    for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K>(c, source, staged, j, 0, held_low[j], held_high[j]);
+    for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K, kByPiece>(c, source, staged, j, 0, held_low[j], held_high[j]);
   }
 
   int parity = 0, staged_piece = 0;
@@ -264,10 +266,10 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         for (int i = 0; i < 8; ++i) acc[m][i / 4][i % 4] = 0.0f;
 #pragma unroll 1
       for (int piece = 0; piece < S::kTapePieces; ++piece) {
-        if constexpr (S::kByPiece) {
+        if constexpr (kByPiece) {
           if (piece != staged_piece) {
             __syncwarp();  // all lanes have read the piece before
-            stage(piece * S::kStageLoads, false);
+            stage(piece * kStageLoads, false);
             staged_piece = piece;
           }
         }
@@ -291,8 +293,8 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
                 if constexpr (kHeld) {
                   x = held_low[i], y = held_high[i];
                 } else {
-                  const int j = (S::kByPiece ? s : slot) * (kSlotUnits / kWarps) + i;
-                  load_fragment<K>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
+                  const int j = (kByPiece ? s : slot) * (kSlotUnits / kWarps) + i;
+                  load_fragment<K, kByPiece>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
                 }
                 float(&sum)[2][4] = acc[a * kRowTiles + m];
                 mma_bf16(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
