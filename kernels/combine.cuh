@@ -123,79 +123,6 @@ __device__ __noinline__ float4 merge_fast(const Partials p, const float* row, in
   return make_float4(out.x * inverse, out.y * inverse, out.z * inverse, out.w * inverse);
 }
 
-// The same sums of tagged partials, which other queues may still be writing: two values a lane, e and e + 1 of a head.
-__device__ __noinline__ float2 merge_tagged(const Partials p, const uint2* row, int n_blocks, int e, int lane, int turn, uint32_t tag) {
-  constexpr int kTogether = 16;
-  uint32_t round = 0;
-  auto give_up = [&](uint32_t seen) { return ++round % 256 == 0 && poll_is_over(turn, seen, tag); };
-  BatchOfBlocks batch;
-  float2 out = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-  for (int b0 = 0; b0 < n_blocks; b0 += 32) {
-    uint4 heads[4], v[kTogether];
-    int split = b0 % p.splits, column = p.slot(b0);
-    auto head = [&](int i) { return row + p.slot(b0 + 8 * i + lane % 8); };
-    auto wanted = [&](int i) { return b0 + 8 * i + lane % 8 < n_blocks; };
-#pragma unroll
-    for (int i = 0; i < 4; ++i) heads[i] = wanted(i) ? load_elements(head(i)) : make_uint4(0, tag, 0, tag);
-    auto load_some = [&](int b) {
-      const int split_0 = split, column_0 = column;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        v[i] = make_uint4(0, tag, 0, tag);
-        if (b + i < n_blocks) v[i] = load_elements(row + column + kPartHead + e);
-        p.advance(split, column);
-      }
-#pragma unroll 1
-      for (;;) {
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) all = all && arrived(v[i], tag);
-        if (all || give_up(v[0].y)) break;
-        int s = split_0, at = column_0;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (!arrived(v[i], tag)) v[i] = load_elements(row + at + kPartHead + e);
-          p.advance(s, at);
-        }
-      }
-    };
-    load_some(b0);
-#pragma unroll 1
-    for (;;) {
-      bool all = true;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) all = all && arrived(heads[i], tag);
-      if (all || give_up(heads[0].y)) break;
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (!arrived(heads[i], tag)) heads[i] = load_elements(head(i));
-    }
-    __syncwarp();
-    float2 ml[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) ml[i] = wanted(i) ? floats_of(heads[i]) : make_float2(kMinusInfinity, 0.0f);
-    const float keep = batch.weigh(ml);
-    out.x *= keep, out.y *= keep;
-#pragma unroll 1
-    for (int b = b0;;) {
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const float a = __shfl_sync(~0u, batch.weight[i / 8], (lane & 24) | (i % 8));
-        const float2 x = floats_of(v[i]);
-        out.x = fma_f32(a, x.x, out.x), out.y = fma_f32(a, x.y, out.y);
-      }
-      b += kTogether;
-      if (b >= n_blocks || b == b0 + 32) break;
-      batch.shift(), batch.shift();
-      load_some(b);
-      __syncwarp();
-    }
-  }
-  const float inverse = reciprocal_fast(batch.total);
-  return make_float2(out.x * inverse, out.y * inverse);
-}
-
 // fast: activations of the output projection straight from the partials.  All lanes of a warp ask for the same row.
 struct CombineSource {
   static constexpr bool kNormed = false, kHalves = true, kPolled = false;
@@ -212,17 +139,83 @@ struct CombineSource {
   __device__ __forceinline__ float4 weight(const Context, int, int) const { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
 };
 
-// Tagged: the heads of one group of a sequence, into pairs of bf16.  An octet of lanes merges 16 values of one head.
+#if AMK_TAGGED
+// The same sums of tagged partials, which other queues may still be writing: the heads of one group of a sequence, into pairs of bf16.
+// All threads fetch, several blocks at a time, into shared memory; a thread adds up a pair of values, an octet shares its weights.
 __device__ __forceinline__ void merge_group(const Context c, const Partials partials, int seq, int kv_head, int n_blocks, uint2* out) {
-  constexpr int kOctets = kGroup * kHeadDim / 16;
+  constexpr int kPairs = kGroup * kHeadDim / 2, kHeadBytes = kGroup * 32 * 8, kOuts = (kPairs + kThreads - 1) / kThreads;
+  constexpr int kFit = (kWorkBytes - kHeadBytes) / (kPairs * 8), kSome = kFit >= 8 ? 8 : (kFit >= 4 ? 4 : (kFit >= 2 ? 2 : 1));
+  constexpr int kHeadLoads = (kGroup * 32 + kThreads - 1) / kThreads, kLoads = (kSome * kPairs + kThreads - 1) / kThreads;
+  static_assert(kFit >= 1, "the work area is too small for a block of partials");
+  float2* const heads = reinterpret_cast<float2*>(c.work());  // [kGroup][32]
+  float2* const values = heads + kGroup * 32;                 // [kSome][kPairs]
+  const uint2* const rows = reinterpret_cast<const uint2*>(partials.part) + (seq * kHeads + kv_head * kGroup) * partials.stride();
+  const uint32_t tag = tag_of(c);
+  BatchOfBlocks batch[kOuts];
+  float2 sum[kOuts];
+#pragma unroll
+  for (int o = 0; o < kOuts; ++o) sum[o] = make_float2(0.0f, 0.0f);
 #pragma unroll 1
-  for (int i = c.warp; i < (kOctets + 3) / 4; i += kWarps) {
-    const int octet = i * 4 + c.lane / 8, at = (octet < kOctets ? octet : 0) * 16 + c.lane % 8 * 2;
-    const uint2* row = reinterpret_cast<const uint2*>(partials.part) + int64_t(seq * kHeads + kv_head * kGroup + at / kHeadDim) * partials.stride();
-    const float2 v = merge_tagged(partials, row, n_blocks, at % kHeadDim, c.lane, c.turn, tag_of(c));
-    if (octet < kOctets) store_element(out + (seq * kQSize + kv_head * kGroup * kHeadDim + at) / 2, pack_bf16(v.x, v.y), tag_of(c));
+  for (int b0 = 0; b0 < n_blocks; b0 += kSome) {
+    const int here = n_blocks - b0 < kSome ? n_blocks - b0 : kSome;
+    const bool opens = b0 % 32 == 0;
+    uint4 v[kLoads], h[kHeadLoads];
+    const int stride = int(partials.stride());
+    int place[kLoads], head_place[kHeadLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = c.thread + i * kThreads, pair = at % kPairs;
+      place[i] = pair / (kHeadDim / 2) * stride + partials.slot(b0 + at / kPairs) + kPartHead + pair % (kHeadDim / 2) * 2;
+    }
+#pragma unroll
+    for (int i = 0; i < kHeadLoads; ++i) head_place[i] = (c.warp + i * kWarps) * stride + partials.slot(b0 + c.thread % 32);
+    auto value_wanted = [&](int i) { return c.thread + i * kThreads < here * kPairs; };
+    auto value = [&](int i) { return rows + place[i]; };
+    auto head_wanted = [&](int i) { return opens && c.thread + i * kThreads < kGroup * 32 && b0 + c.thread % 32 < n_blocks; };
+    auto head = [&](int i) { return rows + head_place[i]; };
+    poll_start(h, tag, head_wanted, head);
+    poll_start(v, tag, value_wanted, value);
+    sync_tasks();  // nobody reads what is there
+    poll_rest(c, h, tag, head);
+    poll_rest(c, v, tag, value);
+    if (opens) {
+#pragma unroll
+      for (int i = 0; i < kHeadLoads; ++i)
+        if (c.thread + i * kThreads < kGroup * 32)
+          heads[c.thread + i * kThreads] = head_wanted(i) ? floats_of(h[i]) : make_float2(kMinusInfinity, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      if (value_wanted(i)) values[c.thread + i * kThreads] = floats_of(v[i]);
+    sync_tasks();
+#pragma unroll
+    for (int o = 0; o < kOuts; ++o) {
+      const int pair = c.thread + o * kThreads < kPairs ? c.thread + o * kThreads : 0;
+      if (opens) {
+        float2 mine[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) mine[i] = heads[pair / (kHeadDim / 2) * 32 + 8 * i + c.lane % 8];
+        const float keep = batch[o].weigh(mine);
+        sum[o].x *= keep, sum[o].y *= keep;
+      } else if (b0 % 8 == 0) {
+        batch[o].shift();
+      }
+#pragma unroll 1
+      for (int i = 0; i < here; ++i) {
+        const float a = __shfl_sync(~0u, batch[o].weight[0], (c.lane & 24) | (b0 % 8 + i));
+        const float2 x = values[i * kPairs + pair];
+        sum[o].x = fma_f32(a, x.x, sum[o].x), sum[o].y = fma_f32(a, x.y, sum[o].y);
+      }
+    }
+  }
+#pragma unroll
+  for (int o = 0; o < kOuts; ++o) {
+    const int pair = c.thread + o * kThreads;
+    const float inverse = reciprocal_fast(batch[o].total);
+    if (pair < kPairs) store_element(out + (seq * kQSize + kv_head * kGroup * kHeadDim) / 2 + pair, pack_bf16(sum[o].x * inverse, sum[o].y * inverse), tag);
   }
 }
+#endif
 
 // attn_combine: the group's heads of one sequence and kv head.
 __device__ __forceinline__ void run_attn_combine(const Context c) {

@@ -111,7 +111,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 
   WeightStream<K> stream(groups);
   // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
-  constexpr bool kEager = kTileRows <= 2;
+  constexpr bool kEager = kTileRows <= 2, kGated = kRows >= 4;
 
   // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
   auto open = [&] {
@@ -151,6 +151,16 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       const uint32_t tag = tag_of(c);
 #pragma unroll 1
       for (int r0 = 0; r0 < kRows; r0 += kSome) {
+        if (kGated && r0 == 0) {  // one row is waited for, the others come when it is there: polls of all would fill L2
+          uint4 v[kEach];
+          auto k_of = [&](int i) { return (warp + kWarps * unit_of(i / kAccesses)) * 32 + lane % 8 * 4; };
+          auto needed = [&](int i) { return k_of(i) < K; };
+          auto address = [&](int i) { return source.address(kRows - 1, k_of(i), i % kAccesses); };
+          poll_start(v, tag, needed, address);
+          if (c.thread == 0) poke(ring.polling, 1);
+          poll_rest(c, v, tag, address);
+          if (c.thread == 0) poke(ring.polling, 0);
+        }
         uint4 v[kSome * kEach];
         auto k_of = [&](int i) { return (warp + kWarps * unit_of(i % kEach / kAccesses)) * 32 + lane % 8 * 4; };
         auto needed = [&](int i) { return k_of(i) < K && (kRows % kSome == 0 || r0 + i / kEach < kRows); };
@@ -241,7 +251,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
   }
 
-  constexpr bool kHeld = S::kPieces == 1 && kTileRows <= 8 && S::kStaged;  // activations stay in registers
+  constexpr bool kHeld = S::kPieces == 1 && kRowTiles == 1 && S::kStaged;  // activations stay in registers
   uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
   if constexpr (kHeld) {
 #pragma unroll
@@ -313,12 +323,9 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
         for (int a = 0; a < S::kTogether; ++a) {
           if (a > 0 && group + a >= g1) break;
-          float* to = FastWork::red(parity) + (((group + a - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
-          if (g < kTileRows) to[0] = acc[a][0][0] + acc[a][1][0], to[kWarps] = acc[a][0][1] + acc[a][1][1];
-          if (kTileRows > 8) {
-            to += 8 * 8 * kWarps;
-            to[0] = acc[a][0][2] + acc[a][1][2], to[kWarps] = acc[a][0][3] + acc[a][1][3];
-          }
+          float2* to = reinterpret_cast<float2*>(FastWork::red(parity) + warp * kRedPlane + ((group + a - g0) * kTileRows + g) * 8 + 2 * t);
+          if (g < kTileRows) to[0] = make_float2(acc[a][0][0] + acc[a][1][0], acc[a][0][1] + acc[a][1][1]);
+          if (kTileRows > 8) to[32] = make_float2(acc[a][0][2] + acc[a][1][2], acc[a][0][3] + acc[a][1][3]);
         }
       }
     }
@@ -333,10 +340,9 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
         for (int a = 0; a < S::kTogether; ++a) {
           const float(&sum)[2][4] = acc[a * kRowTiles + m];
-          float* to = FastWork::red(parity) + ((a * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
-          to[0] = sum[0][0] + sum[1][0], to[kWarps] = sum[0][1] + sum[1][1];
-          to += 8 * 8 * kWarps;
-          to[0] = sum[0][2] + sum[1][2], to[kWarps] = sum[0][3] + sum[1][3];
+          float2* to = reinterpret_cast<float2*>(FastWork::red(parity) + warp * kRedPlane + (a * kTileRows + g) * 8 + 2 * t);
+          to[0] = make_float2(sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
+          to[32] = make_float2(sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]);
         }
       }
       sync_tasks();
@@ -348,8 +354,8 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         const bool there = q < items && local < finish.n && r < kRows;
         float sum = 0.0f, mean = 0.0f;
         if (q < items) {
-          const float4 f = *reinterpret_cast<const float4*>(FastWork::red(parity) + q * kWarps + part * 4);
-          sum = (f.x + f.y) + (f.z + f.w);
+          const float* f = FastWork::red(parity) + part * (4 * kRedPlane) + q;
+          sum = (f[0] + f[kRedPlane]) + (f[2 * kRedPlane] + f[3 * kRedPlane]);
           if (Source::kNormed && there) {
             const float4 s = *reinterpret_cast<const float4*>(FastWork::squares() + r * kWarps + part * 4);
             mean = (s.x + s.y) + (s.z + s.w);

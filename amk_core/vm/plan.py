@@ -156,7 +156,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
             return piece
         return staged(k) if staged(k) <= cap or d.tagged else 0
 
-    fixed = 2 * (32 if d.rows > 8 else 16) * 8 * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
+    fixed = 2 * ((32 if d.rows > 8 else 16) * 8 + 4) * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
     stage = max(kept(k) for k in (d.hidden, d.q_size, d.inter))
     if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
         stage = staged(d.q_size)
