@@ -11,7 +11,8 @@ namespace amk {
 constexpr int kRowTiles = (kRows + 15) / 16;  // row tiles of the activations
 constexpr int kTileRows = kRows > 8 ? 16 : (kRows > 4 ? 8 : (kRows > 2 ? 4 : kRows));     // rows kept of a tile
 constexpr int kFlushGroups = kTileRows >= 16 ? 2 : 16 / kTileRows;  // row groups between two reductions
-constexpr int kRedPlane = kFlushGroups * kTileRows * 8 + 4;  // floats of a warp's sums: four warps apart is half the banks apart
+// Floats of a warp's sums; several rows: a plane a warp, four warps apart are half the banks apart.
+constexpr int kRedPlane = kFlushGroups * kTileRows * 8 + (kRows > 1 ? 4 : 0);
 constexpr int kRedFloats = kRedPlane * kWarps;               // one of the two reduction buffers
 constexpr int kParts = kWarps / 4;  // lanes that add up one output, four warps' sums each
 static_assert(kWarps == 4 || kWarps == 8 || kWarps == 16, "the reduction adds groups of four warps");

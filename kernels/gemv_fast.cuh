@@ -3,7 +3,7 @@
 // The tape holds a tile as [row group of 8][unit]; a unit is 8 rows x 32 values of K, 512 bytes, lane (g = lane / 4, t = lane % 4)
 // owning the 8 values W[g][8t .. 8t+8) of it.  Unit u of K belongs to warp u % kWarps; a unit is two mma.m16n8k16 with the
 // activations as the 16-row operand, so up to 16 activation rows cost the same weight bytes.  A slot of the ring holds whole row
-// groups, or a piece of one; long row groups take turns, piece by piece, so that a piece of the activations serves two of them.
+// groups, or a piece of one; row groups of a long K take turns, piece by piece (ring.cuh).
 //
 // Order of the sum, the same for every tiling, queue, batch and chunk: per warp, ascending units, even and odd halves of a unit
 // apart; then the two halves; then the warps in groups of four, and the groups by halves.  The number of warps belongs to the plan.
@@ -27,7 +27,7 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1
 }
 
 // The activations of a lane's fragment: 8 values each of rows g and g + 8 of a row tile, at the warp's j-th unit (by piece: of the piece).
-template <int K, bool kByPiece, class Source>
+template <int K, bool kByPiece = false, class Source>
 __device__ __forceinline__ void load_fragment(const Context c, const Source& source, const uint8_t* staged, int j, int tile,
                                               uint4& low, uint4& high) {
   const int g = c.lane >> 2, t = c.lane & 3, r0 = tile * 16 + g, r1 = r0 + 8;
@@ -88,201 +88,126 @@ struct WeightStream {
   }
 };
 
+#if AMK_ROWS == 1  // else gemv_rows.cuh
 template <int K, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
   using S = Slices<K>;
-  constexpr bool kByPiece = S::kByPiece && !Source::kNormed;  // the sum of squares takes a row at once
-  constexpr int kStageLoads = kByPiece ? kPieceUnits / kWarps / 4 : S::kLoads;
-  static_assert(!Source::kPolled || S::kStaged || kByPiece, "tagged activations are staged");
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
-  uint8_t* staged = FastWork::staged() + warp * ((kByPiece ? kPieceUnits / kWarps : S::kPerWarp) * kRows * 64);
+  uint8_t* staged = FastWork::staged() + warp * (S::kPerWarp * kRows * 64);
 
-  // The first pairs of outputs this thread will finish: what is added to them is on its way during the product.
+  // The first pair of outputs this thread will finish: its residual is on its way during the product.
   constexpr int kItemRows = kTileRows * 8;  // (activation row, output row) pairs of a row group
-  constexpr int kPre = kRowTiles > 1 || S::kFlush * kItemRows <= kItems ? 1 : S::kFlush * kItemRows / kItems;
   const int item0 = c.thread / kParts;
   const bool finisher = c.thread % (2 * kParts) == 0;  // the lane that finishes a pair of outputs
-  auto local_of = [&](int i) { return (item0 + i * kItems) / kItemRows * 8 + (item0 & 7); };
-  auto row_of = [&](int i) { return (item0 + i * kItems) / 8 % kTileRows; };
-  auto pair_exists = [&](int i) { return finisher && local_of(i) < finish.n && row_of(i) < kRows; };
-  float2 pre[kPre];
-#pragma unroll
-  for (int i = 0; i < kPre; ++i) pre[i] = make_float2(1.0f, 0.0f);
+  float2 pre = make_float2(1.0f, 0.0f);
 
   WeightStream<K> stream(groups);
-  // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
-  constexpr bool kEager = kTileRows <= 2, kGated = kRows >= 4;
-
-  // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
-  auto open = [&] {
-    if constexpr (Source::kPolled) {
-      uint4 residual[kPre];
-      auto wanted = [&](int i) { return finish.kind == Finish::kResidual && pair_exists(i); };
-      auto where = [&](int i) { return finish.tagged_residual(local_of(i), row_of(i)); };
-      poll_start(residual, tag_of(c), wanted, where);
-      if constexpr (kEager) stream.template next<true>(c, 0);
-      if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
-      poll_rest(c, residual, tag_of(c), where);
+  float squares = 0.0f;
+  if constexpr (Source::kPolled) {
+    // Everything is asked for once, then the first weights come to registers, then whatever had not arrived is polled.
+    constexpr int kAccesses = Source::kAccesses;
+    const uint32_t tag = tag_of(c);
+    uint4 v[S::kLoads * kAccesses], residual[1];
+    auto k_of = [&](int i) { return (warp + kWarps * (4 * (i / kAccesses) + lane / 8)) * 32 + lane % 8 * 4; };
+    auto needed = [&](int i) { return k_of(i) < K; };
+    auto address = [&](int i) { return source.address(0, k_of(i), i % kAccesses); };
+    auto residual_needed = [&](int) { return finish.kind == Finish::kResidual && finisher && item0 < finish.n; };
+    auto residual_address = [&](int) { return finish.tagged_residual(item0, 0); };
+    poll_start(v, tag, needed, address);
+    poll_start(residual, tag, residual_needed, residual_address);
+    stream.template next<true>(c, 0);
+    if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+    if (c.thread == 0) poke(ring.polling, 1);
+    poll_rest(c, v, tag, address);
+    if (c.thread == 0) poke(ring.polling, 0);
+    poll_rest(c, residual, tag, residual_address);
+    pre = floats_of(residual[0]);
+    note_arrival(c);
 #pragma unroll
-      for (int i = 0; i < kPre; ++i) pre[i] = floats_of(residual[i]);
-    } else {
-      if (finish.kind == Finish::kResidual) {
-#pragma unroll
-        for (int i = 0; i < kPre; ++i)
-          if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
+    for (int i = 0; i < S::kLoads; ++i) {
+      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+      uint2 x;
+      if constexpr (Source::kNormed) {
+        const float2 a = floats_of(v[i * kAccesses]), b = floats_of(v[i * kAccesses + 1]);
+        squares = fma_f32(a.x, a.x, squares);
+        squares = fma_f32(a.y, a.y, squares);
+        squares = fma_f32(b.x, b.x, squares);
+        squares = fma_f32(b.y, b.y, squares);
+        const float4 y = times(make_float4(a.x, a.y, b.x, b.y), needed(i * kAccesses) ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+        x = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
+      } else {
+        x = make_uint2(v[i].x, v[i].z);
       }
-      if constexpr (kEager) stream.template next<true>(c, 0);
-      if (Source::kNormed) Prologue::wait();
+      if (u < S::kUnits) reinterpret_cast<uint2*>(staged + j * 64)[lane % 8] = x;
     }
-  };
-  // Stages the activations of all rows from the warp's load `load0` on, several rows under way at a time.
-  auto stage = [&](int load0, bool first) {
-    constexpr int kLoads = kStageLoads;
-    auto unit_of = [&](int i) { return 4 * (load0 + i) + lane / 8; };  // of this warp
-    auto place = [&](int i, int r) { return staged + ((kByPiece ? 4 * i + lane / 8 : unit_of(i)) * kRows + r) * 64; };
-    auto put_squares = [&](int r, float squares) {  // with one row the sum over the lanes follows the first products
-      squares = tree_sum(squares);
-      if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
-    };
-    float squares = 0.0f;
-    if constexpr (Source::kPolled) {
-      constexpr int kAccesses = Source::kAccesses, kEach = kLoads * kAccesses, kMost = kRows == 1 ? 1 : 16 / kEach;
-      constexpr int kSome = kMost < 1 ? 1 : (kMost < kRows ? kMost : kRows);  // rows under way
-      const uint32_t tag = tag_of(c);
+  } else {
 #pragma unroll 1
-      for (int r0 = 0; r0 < kRows; r0 += kSome) {
-        if (kGated && r0 == 0) {  // one row is waited for, the others come when it is there: polls of all would fill L2
-          uint4 v[kEach];
-          auto k_of = [&](int i) { return (warp + kWarps * unit_of(i / kAccesses)) * 32 + lane % 8 * 4; };
-          auto needed = [&](int i) { return k_of(i) < K; };
-          auto address = [&](int i) { return source.address(kRows - 1, k_of(i), i % kAccesses); };
-          poll_start(v, tag, needed, address);
-          if (c.thread == 0) poke(ring.polling, 1);
-          poll_rest(c, v, tag, address);
-          if (c.thread == 0) poke(ring.polling, 0);
+    for (int r = 0; r < kRows; ++r) {
+      float4 v[S::kLoads];
+#pragma unroll
+      for (int i = 0; i < S::kLoads; ++i) {
+        const int u = warp + kWarps * (4 * i + lane / 8);
+        v[i] = source.load(c, r, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
+      }
+      if (r == 0) {
+        if (finish.kind == Finish::kResidual && finisher) {
+          const int local = item0 / kItemRows * 8 + (item0 & 7), row = item0 / 8 % kTileRows;
+          if (local < finish.n && row < kRows) pre = finish.prefetch(c, local, row);
         }
-        uint4 v[kSome * kEach];
-        auto k_of = [&](int i) { return (warp + kWarps * unit_of(i % kEach / kAccesses)) * 32 + lane % 8 * 4; };
-        auto needed = [&](int i) { return k_of(i) < K && (kRows % kSome == 0 || r0 + i / kEach < kRows); };
-        auto address = [&](int i) { return source.address(r0 + i / kEach, k_of(i), i % kAccesses); };
-        poll_start(v, tag, needed, address);
-        if (first && r0 == 0) open();
-        if (c.thread == 0) poke(ring.polling, 1);
-        poll_rest(c, v, tag, address);
-        if (c.thread == 0) poke(ring.polling, 0);
-        if (first && r0 == 0) note_arrival(c);
+        stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
+        if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
+      }
+      squares = 0.0f;
 #pragma unroll
-        for (int r = 0; r < kSome; ++r) {
-          squares = 0.0f;
-#pragma unroll
-          for (int i = 0; i < kLoads; ++i) {
-            const uint4* from = v + r * kEach + i * kAccesses;
-            const bool there = warp + kWarps * unit_of(i) < S::kUnits;
-            uint2 x;
-            if constexpr (Source::kNormed) {
-              const float2 a = floats_of(from[0]), b = floats_of(from[1]);
-              squares = fma_f32(a.x, a.x, squares);
-              squares = fma_f32(a.y, a.y, squares);
-              squares = fma_f32(b.x, b.x, squares);
-              squares = fma_f32(b.y, b.y, squares);
-              const float4 y = times(make_float4(a.x, a.y, b.x, b.y), there ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-              x = make_uint2(pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
-            } else {
-              x = make_uint2(from[0].x, from[0].z);
-            }
-            if (there && (kRows % kSome == 0 || r0 + r < kRows)) reinterpret_cast<uint2*>(place(i, r0 + r))[lane % 8] = x;
+      for (int i = 0; i < S::kLoads; ++i) {
+        const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+        if constexpr (Source::kNormed) {
+          squares = fma_f32(v[i].x, v[i].x, squares);
+          squares = fma_f32(v[i].y, v[i].y, squares);
+          squares = fma_f32(v[i].z, v[i].z, squares);
+          squares = fma_f32(v[i].w, v[i].w, squares);
+        }
+        if (S::kStaged && u < S::kUnits) {
+          float4 x = v[i];
+          if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
+          const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
+          uint8_t* unit = staged + (j * kRows + r) * 64;
+          if constexpr (Source::kHalves) {
+            reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
+          } else {
+            reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
           }
-          if (Source::kNormed && kRows > 1 && (kRows % kSome == 0 || r0 + r < kRows)) put_squares(r0 + r, squares);
         }
       }
-    } else {
-      constexpr int kMost = Source::kHalves ? 1 : 8 / kLoads;
-      constexpr int kSome = kMost < 1 ? 1 : (kMost < kRows ? kMost : kRows);
-#pragma unroll 1
-      for (int r0 = 0; r0 < kRows; r0 += kSome) {
-        float4 v[kSome][kLoads];
-#pragma unroll
-        for (int r = 0; r < kSome; ++r)
-#pragma unroll
-          for (int i = 0; i < kLoads; ++i) {
-            const int u = warp + kWarps * unit_of(i);
-            const bool there = u < S::kUnits && (kRows % kSome == 0 || r0 + r < kRows);
-            v[r][i] = source.load(c, r0 + r, there ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
-          }
-        if (first && r0 == 0) open();
-#pragma unroll
-        for (int r = 0; r < kSome; ++r) {
-          if (kRows % kSome != 0 && r0 + r >= kRows) break;
-          squares = 0.0f;
-#pragma unroll
-          for (int i = 0; i < kLoads; ++i) {
-            const int u = warp + kWarps * unit_of(i);
-            float4 x = v[r][i];
-            if constexpr (Source::kNormed) {
-              squares = fma_f32(x.x, x.x, squares);
-              squares = fma_f32(x.y, x.y, squares);
-              squares = fma_f32(x.z, x.z, squares);
-              squares = fma_f32(x.w, x.w, squares);
-            }
-            if ((S::kStaged || kByPiece) && u < S::kUnits) {
-              if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
-              const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
-              uint8_t* unit = place(i, r0 + r);
-              if constexpr (Source::kHalves) {
-                reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
-              } else {
-                reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
-              }
-            }
-          }
-          if (Source::kNormed && kRows > 1) put_squares(r0 + r, squares);
-        }
+      if (Source::kNormed && kRows > 1) {  // with one row the sum over the lanes follows the first products
+        squares = tree_sum(squares);
+        if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
       }
     }
-    __syncwarp();
-    return squares;
-  };
-
-  float squares = stage(0, true);
-  if (finish.kind == Finish::kRotate && finisher) {
-    if (Source::kNormed) pre[0] = *Prologue::angle(item0);
-#pragma unroll
-    for (int i = 1; i < kPre; ++i)
-      if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
   }
+  __syncwarp();
+  if (Source::kNormed && finish.kind == Finish::kRotate && finisher) pre = *Prologue::angle(item0);
 
   constexpr bool kHeld = S::kPieces == 1 && kRowTiles == 1 && S::kStaged;  // activations stay in registers
   uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
   if constexpr (kHeld) {
 #pragma unroll
-    for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K, kByPiece>(c, source, staged, j, 0, held_low[j], held_high[j]);
+    for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K>(c, source, staged, j, 0, held_low[j], held_high[j]);
   }
 
-  int parity = 0, staged_piece = 0;
+  int parity = 0;
 #pragma unroll 1
   for (int g0 = 0; g0 < groups; g0 += S::kFlush) {
     const int g1 = g0 + S::kFlush < groups ? g0 + S::kFlush : groups;
-    if (kRowTiles == 1 && g0 > 0 && finish.kind == Finish::kRotate) {
-#pragma unroll
-      for (int i = 0; i < kPre; ++i)
-        if (finisher && g0 * 8 + local_of(i) < finish.n && row_of(i) < kRows) pre[i] = finish.prefetch(c, g0 * 8 + local_of(i), row_of(i));
-    }
-    float acc[S::kTogether * kRowTiles][2][4];
+    float acc[S::kTogether][2][4];
 #pragma unroll 1
     for (int group = g0; group < g1; group += S::kTogether) {
 #pragma unroll
-      for (int m = 0; m < S::kTogether * kRowTiles; ++m)
+      for (int m = 0; m < S::kTogether; ++m)
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc[m][i / 4][i % 4] = 0.0f;
 #pragma unroll 1
       for (int piece = 0; piece < S::kTapePieces; ++piece) {
-        if constexpr (kByPiece) {
-          if (piece != staged_piece) {
-            __syncwarp();  // all lanes have read the piece before
-            stage(piece * kStageLoads, false);
-            staged_piece = piece;
-          }
-        }
         constexpr int kTurn = S::kTurns ? 2 : 1;  // row groups that take turns
 #pragma unroll
         for (int a = 0; a < kTurn; ++a) {
@@ -291,27 +216,23 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
           for (int s = 0; s < S::kPieceSlots; ++s) {
             const int slot = piece * S::kPieceSlots + s;
             if (slot >= S::kPieces) break;
-            if constexpr (!kEager) stream.template next<true>(c, slot);
 #pragma unroll
             for (int i = 0; i < S::kPieceLoads; ++i) {
               if (slot * kSlotUnits + warp + kWarps * i >= S::kUnits) break;
 #pragma unroll
-              for (int m = 0; m < S::kAhead * kRowTiles; ++m) {
-                if (S::kAhead > 1 && m > 0 && group + m >= g1) break;
-                const uint4 w = stream.w[S::kAhead > 1 ? m : 0][i];
+              for (int m = 0; m < S::kAhead; ++m) {
+                if (m > 0 && group + m >= g1) break;
+                const uint4 w = stream.w[m][i];
                 uint4 x, y;
                 if constexpr (kHeld) {
                   x = held_low[i], y = held_high[i];
                 } else {
-                  const int j = (kByPiece ? s : slot) * (kSlotUnits / kWarps) + i;
-                  load_fragment<K, kByPiece>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
+                  load_fragment<K>(c, source, staged, slot * (kSlotUnits / kWarps) + i, 0, x, y);
                 }
-                float(&sum)[2][4] = acc[a * kRowTiles + m];
-                mma_bf16(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
-                mma_bf16(sum[1], x.z, y.z, x.w, y.w, w.z, w.w);
+                mma_bf16(acc[a + m][0], x.x, y.x, x.y, y.y, w.x, w.y);
+                mma_bf16(acc[a + m][1], x.z, y.z, x.w, y.w, w.z, w.w);
               }
             }
-            if constexpr (!kEager) continue;
             const bool inside = s + 1 < S::kPieceSlots && slot + 1 < S::kPieces;
             const int first = a + 1 < kTurn && group + a + 1 < g1 ? piece : (piece + 1 < S::kTapePieces ? piece + 1 : 0);
             stream.next(c, inside ? slot + 1 : first * S::kPieceSlots);
@@ -323,9 +244,12 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
         for (int a = 0; a < S::kTogether; ++a) {
           if (a > 0 && group + a >= g1) break;
-          float2* to = reinterpret_cast<float2*>(FastWork::red(parity) + warp * kRedPlane + ((group + a - g0) * kTileRows + g) * 8 + 2 * t);
-          if (g < kTileRows) to[0] = make_float2(acc[a][0][0] + acc[a][1][0], acc[a][0][1] + acc[a][1][1]);
-          if (kTileRows > 8) to[32] = make_float2(acc[a][0][2] + acc[a][1][2], acc[a][0][3] + acc[a][1][3]);
+          float* to = FastWork::red(parity) + (((group + a - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
+          if (g < kTileRows) to[0] = acc[a][0][0] + acc[a][1][0], to[kWarps] = acc[a][0][1] + acc[a][1][1];
+          if (kTileRows > 8) {
+            to += 8 * 8 * kWarps;
+            to[0] = acc[a][0][2] + acc[a][1][2], to[kWarps] = acc[a][0][3] + acc[a][1][3];
+          }
         }
       }
     }
@@ -337,13 +261,10 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     for (int m = 0; m < kRowTiles; ++m) {
       if constexpr (kRowTiles > 1) {
         const int g = lane >> 2, t = lane & 3;
-#pragma unroll
-        for (int a = 0; a < S::kTogether; ++a) {
-          const float(&sum)[2][4] = acc[a * kRowTiles + m];
-          float2* to = reinterpret_cast<float2*>(FastWork::red(parity) + warp * kRedPlane + (a * kTileRows + g) * 8 + 2 * t);
-          to[0] = make_float2(sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
-          to[32] = make_float2(sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]);
-        }
+        float* to = FastWork::red(parity) + (g * 8 + 2 * t) * kWarps + warp;
+        to[0] = acc[m][0][0] + acc[m][1][0], to[kWarps] = acc[m][0][1] + acc[m][1][1];
+        to += 8 * 8 * kWarps;
+        to[0] = acc[m][0][2] + acc[m][1][2], to[kWarps] = acc[m][0][3] + acc[m][1][3];
       }
       sync_tasks();
       // kParts lanes an output; a whole warp stays together for the shuffles.
@@ -354,8 +275,8 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         const bool there = q < items && local < finish.n && r < kRows;
         float sum = 0.0f, mean = 0.0f;
         if (q < items) {
-          const float* f = FastWork::red(parity) + part * (4 * kRedPlane) + q;
-          sum = (f[0] + f[kRedPlane]) + (f[2 * kRedPlane] + f[3 * kRedPlane]);
+          const float4 f = *reinterpret_cast<const float4*>(FastWork::red(parity) + q * kWarps + part * 4);
+          sum = (f.x + f.y) + (f.z + f.w);
           if (Source::kNormed && there) {
             const float4 s = *reinterpret_cast<const float4*>(FastWork::squares() + r * kWarps + part * 4);
             mean = (s.x + s.y) + (s.z + s.w);
@@ -375,12 +296,9 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
             continue;
           }
         }
-        const float2 now = pre[0];
-#pragma unroll
-        for (int i = 0; i + 1 < kPre; ++i) pre[i] = pre[i + 1];
         if (there && finisher) {
-          const bool here = kRowTiles == 1 ? g0 == 0 || finish.kind == Finish::kRotate : m == 0 && g0 == 0 && q == item0;
-          finish.apply(c, local, r, sum, other, here ? now : finish.prefetch(c, local, r));
+          const bool first = m == 0 && g0 == 0 && q == item0;
+          finish.apply(c, local, r, sum, other, first ? pre : finish.prefetch(c, local, r));
         }
       }
       parity ^= 1;
@@ -388,5 +306,6 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
   }
   stream.cursor.keep(c.thread);
 }
+#endif
 
 }  // namespace amk

@@ -11,6 +11,7 @@
 #include "finish.cuh"
 #include "gemv_exact.cuh"
 #include "gemv_fast.cuh"
+#include "gemv_rows.cuh"
 #include "head.cuh"
 #include "protocol.h"
 #include "ring.cuh"
