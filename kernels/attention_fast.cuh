@@ -2,8 +2,9 @@
 // rounding is left to what is stored.  A tile of 16 query rows at a time; row r is token r / group, query head r % group.
 //
 // A block of positions (as many as registers hold, see attn_block of lower.py) is spread over the warps, and a warp's keys and values
-// stay in registers: scores, maximum, exponentials and products with the values need nobody else.  Values are turned for the second product by movmatrix.  Then the warps' results
-// are merged in shared memory, warps ascending.  No sum depends on the other rows, on the split or on the chunk.
+// stay in registers: scores, maximum, exponentials and products with the values need nobody else.  Values are turned for the second
+// product by movmatrix.  Then the warps' results are merged in shared memory, warps ascending.  No sum depends on the other rows, on
+// the split or on the chunk.
 //
 // Tagged: queries, the newest key and the newest value are polled, all other keys and values are on their way before: those of the
 // first block ahead of the queries, those of a later one as soon as its predecessor's have been used.  The task of split 0 merges the

@@ -85,7 +85,7 @@ class Geometry:
 
 
 def attn_block(mode: Mode, head_dim: int) -> int:
-    """Positions of one attention block: part of the numeric plan, never of ScheduleConfig; in ``fast`` as many as registers hold."""
+    """Positions of an attention block, in ``fast`` as many as registers hold: part of the numeric plan, never of ScheduleConfig."""
     return 128 if mode == "exact" or head_dim > 64 else 256
 
 
@@ -239,8 +239,8 @@ class _Lowering:
         hidden, eps = g.hidden_size, g.norm_eps
         attn_shape = {
             "m": m, "chunk": geo.chunk, "batch": geo.batch, "ctx": geo.kv_rows, "n_heads": heads, "n_kv": kv,
-            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks, "block": attn_block(self.mode, self.g.head_dim),
-            "pos_var": 0, "layer": i,
+            "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks,
+            "block": attn_block(self.mode, d), "pos_var": 0, "layer": i,
         }  # fmt: skip
         if c.fuse_qkv:
             cuts = self.rows((heads + 2 * kv) * d, c.tiles_per_queue)

@@ -150,6 +150,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         return d.rows * warps * per_warp(k) * 64
 
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
+
     def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none
         piece = d.rows * PIECE_UNITS * 64  # rows of activations longer than a piece may come piece by piece
         if 1 < d.rows <= 16 and k == d.inter and units_of(k) > PIECE_UNITS and (piece <= cap or d.tagged):
