@@ -1,8 +1,7 @@
 // The matrix product of gemv_fast.cuh for several activation rows: the same sums in the same order, row by row, from the same tape.
 //
 // Each warp stages its own units of all rows as bf16, or, of a long K, those of one piece at a time: two row groups of the tile take
-// turns on the tape, so that a piece of the activations is fetched once for both.  Tagged: one row is polled, and the others are
-// fetched when it is there, for polls of all rows would fill L2.
+// turns on the tape, so that a piece of the activations is fetched once for both.
 #pragma once
 #include "gemv_fast.cuh"
 
@@ -32,7 +31,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 
   WeightStream<K> stream(groups);
   // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
-  constexpr bool kEager = kTileRows <= 2, kGated = kRows >= 4;
+  constexpr bool kEager = kTileRows <= 2;
 
   // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
   auto open = [&] {
@@ -71,16 +70,6 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       const uint32_t tag = tag_of(c);
 #pragma unroll 1
       for (int r0 = 0; r0 < kRows; r0 += kSome) {
-        if (kGated && r0 == 0) {  // one row is waited for, the others come when it is there: polls of all would fill L2
-          uint4 v[kEach];
-          auto k_of = [&](int i) { return (warp + kWarps * unit_of(i / kAccesses)) * 32 + lane % 8 * 4; };
-          auto needed = [&](int i) { return k_of(i) < K; };
-          auto address = [&](int i) { return source.address(kRows - 1, k_of(i), i % kAccesses); };
-          poll_start(v, tag, needed, address);
-          if (c.thread == 0) poke(ring.polling, 1);
-          poll_rest(c, v, tag, address);
-          if (c.thread == 0) poke(ring.polling, 0);
-        }
         uint4 v[kSome * kEach];
         auto k_of = [&](int i) { return (warp + kWarps * unit_of(i % kEach / kAccesses)) * 32 + lane % 8 * 4; };
         auto needed = [&](int i) { return k_of(i) < K && (kRows % kSome == 0 || r0 + i / kEach < kRows); };
