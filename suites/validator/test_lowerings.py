@@ -49,6 +49,11 @@ def test_tagged_decoding_is_accepted(model: str, target: str) -> None:
     accepted(model, target, ScheduleConfig(handoff="tagged"), GEOMETRIES[0])
 
 
+def test_tagged_decoding_of_several_sequences_is_accepted() -> None:
+    for batch in (2, 7, 16):
+        accepted("smollm2-135m", "h200", ScheduleConfig(handoff="tagged"), Geometry(batch=batch, context=512))
+
+
 def test_the_grid_has_the_promised_size_and_turns_every_knob() -> None:
     assert len(set(map(str, grid()))) == len(list(grid())) >= FULL_N
     assert len(set(CONFIGS)) >= FULL_CONFIGS
