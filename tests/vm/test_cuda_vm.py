@@ -154,7 +154,8 @@ def test_between_tokens_nothing_is_enqueued_and_the_driver_is_not_asked(
     vm.buffer("out")
     card.log.clear()
     vm.enqueue(6, [0, 3, 6, 6])
-    assert dict(card.log) == {"cuMemcpyHtoDAsync": 1, "cuMemsetD8Async": 1, "cuLaunchCooperativeKernel": 1, f"grid {QUEUES}": 1}
+    # two fills: counters and tags
+    assert dict(card.log) == {"cuMemcpyHtoDAsync": 1, "cuMemsetD8Async": 2, "cuLaunchCooperativeKernel": 1, f"grid {QUEUES}": 1}
     vm._running = True
     card.log.clear()
     counts = [0]
