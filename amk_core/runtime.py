@@ -16,6 +16,7 @@ from amk_core.graph import ModelGraph
 from amk_core.importer import ImportedModel, open_model
 from amk_core.importer.rope import rope_tables
 from amk_core.quant.config import QuantConfig
+from amk_core.quant.saved import is_saved, open_saved
 from amk_core.quant.source import QuantWeights
 from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
@@ -492,8 +493,10 @@ def _open(
 
         checkpoint = open_quantised(model)
         return checkpoint.imported, checkpoint.weights()
-    config = QuantConfig.parse(weights) if isinstance(weights, str) else weights
     imported = open_model(model)
+    if isinstance(weights, str) and is_saved(weights):
+        return imported, open_saved(Path(weights), imported.graph, imported.weights.get)
+    config = QuantConfig.parse(weights) if isinstance(weights, str) else weights
     return imported, QuantWeights(imported.graph, config, imported.weights.get)
 
 
@@ -521,7 +524,7 @@ def load(
         backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
             rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
-            them. Or QuantWeights that were made otherwise. CPU only.
+            them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise. CPU only.
 
     Raises:
         ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MODEL_HELP = "name in the model cache (smollm2-135m), folder, .gguf file, or hub id"
 WEIGHTS_HELP = (
     "store weights quantised: int8, int4-g64, ... (see docs/quantisation.md), with ,head=FORMAT or ,head=stored behind it; "
-    "or stored: as the checkpoint holds them (default: not quantised)"
+    "or stored: as the checkpoint holds them; or a folder of amk quantise (default: not quantised)"
 )
 DEFAULT_CONTEXT = 2048
 

@@ -95,8 +95,8 @@ def measure(
             "top1": q.agreement, "weight_bytes": float(size), "traffic": size / bf16.bytes, "positions": float(q.positions),
         }  # fmt: skip
         line = (
-            f"{text:30} {method:10} perplexity {q.perplexity:7.3f} ({q.increase:+.2%}), KL {q.mean_kl:.5f}, top-1 {q.agreement:.2%}, "
-            f"{size / 1e6:.1f} MB = {size / bf16.bytes:.3f} of bf16"
+            f"{text:30} {method:10} perplexity {q.perplexity:7.3f} ({q.increase:+.2%}), KL {q.mean_kl:.5f}, "
+            f"top-1 {q.agreement:.2%}, {size / 1e6:.1f} MB = {size / bf16.bytes:.3f} of bf16"
         )
         if greedy:
             tokens = loaded.generate([bf16.prompt], GREEDY_TOKENS, stop_ids=[])[0].tokens
