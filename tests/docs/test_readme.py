@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from made_up_results import result_document, timed_record
 
 from amk_bench.report import readme
 from amk_bench.report.outputs import Evidence, replaced
@@ -43,6 +45,20 @@ def test_the_table_shows_the_worst_first_and_names_each_file() -> None:
     for row in rows:
         (path,) = re.findall(r"\((reports/data/[^)]+)\)", row) or [""]
         assert (ROOT / path).is_file() or "INVALID" in row
+
+
+def test_no_loss_is_left_to_the_page(tmp_path: Path) -> None:
+    cells = [timed_record(0.8, position=n) for n in range(readme.ROWS + 3)] + [
+        timed_record(2.0, position=n) for n in range(100, 104)
+    ]
+    data = tmp_path / "reports" / "data"
+    data.mkdir(parents=True)
+    (data / "a.json").write_text(json.dumps(result_document(cells)))
+    e = Evidence.read(tmp_path)
+    text = readme.block(e.best, e.files)
+    assert text.count("| LOSS |") == readme.ROWS + 3
+    assert "| WIN |" not in text
+    assert "And 4 WIN in [the report]" in text
 
 
 def test_no_results_say_so() -> None:
