@@ -99,7 +99,8 @@ def render(content: Content) -> str:
         history_figures=drawn.over_commits(), history=drawn.history_rows(),
         left_out=_left_out(content.gaps), findings=evidence.findings(content.sources), speeds=evidence.speeds(content.sources),
         predictions=_predictions(content.sources), bound_models=list(GRAPH_SHAPES), bounds=_bounds(),
-        files=_files(content.sources), logs=[s for s in content.sources if s.kind.name == "log"],
+        files=_files(content.sources), logs=[s for s in content.sources if s.kind.name == "log" and "/development/" not in s.path],
+        about=[s for s in content.sources if s.kind.name == "about"],
     )  # fmt: skip
 
 
