@@ -9,9 +9,10 @@ namespace amk {
 // scales: value = fma(code, scale, offset).  Codes of 4 bits are 0 to 15.
 struct PackedRows {
   const uint8_t* data;
-  int64_t bits, unit_k, record_k, record_bytes, code_bytes, entry_bytes;  // of the format
-  int64_t group, groups;                                                 // values that share a scale (0: all), groups of a row
-  const uint8_t* row_scales;                                             // where one scale serves a whole row: its eight
+  int64_t bits, record_bytes, code_bytes, entry_bytes;  // of the format
+  int record_shift, group_shift;                        // log2 of the values in a record and in a group; 62: the group is the row
+  int64_t groups;                                       // of a row
+  const uint8_t* row_scales;                            // where one scale serves a whole row: its eight
   int64_t kind;
   bool bf16;
   float *scale, *offset;

@@ -1,6 +1,6 @@
 // One source for the inner loops, instantiated once per instruction set with a vector type V:
 //   V::L lanes, V::Reg, zero, load(float*), load(bf16*), store, fma, add, reduce4: four vectors to their four lane trees, and
-//   codes<Bits>(bytes, p): the p-th L codes of quantised weights as floats.
+//   Values<Bits>(scale, offset).of(bytes, p): the p-th L values fma(code, scale, offset) of a row of quantised weights.
 // The order of every sum is the numeric plan of docs/numerics.md; vector width and blocking only decide which of the 32 lanes
 // are computed together.  Everything here has internal linkage.
 #pragma once
@@ -128,11 +128,13 @@ struct Ops {
   }
 
   static void packed_tables(const PackedRows& g) {
-    const int64_t per = g.group ? g.record_k / g.group : 1, step = g.entry_bytes / 2;
+    const bool whole = g.row_scales != nullptr;
+    const int per = whole ? 0 : g.record_shift - g.group_shift;  // log2 of the groups in a record
+    const int64_t step = g.entry_bytes / 2, last = (int64_t{1} << per) - 1;
     const float middle = g.bits == 4 ? -8.0f : 0.0f;
     for (int64_t i = 0; i < g.groups; ++i) {
-      const uint8_t* record = g.data + i / per * g.record_bytes + g.code_bytes + i % per * 8 * g.entry_bytes;
-      const auto* entry = reinterpret_cast<const uint16_t*>(g.group ? record : g.row_scales);
+      const uint8_t* record = g.data + (i >> per) * g.record_bytes + g.code_bytes + (i & last) * 8 * g.entry_bytes;
+      const auto* entry = reinterpret_cast<const uint16_t*>(whole ? g.row_scales : record);
       float *scale = g.scale + 8 * i, *offset = g.offset + 8 * i;
       for (int r = 0; r < 8; ++r) {
         const uint32_t a = entry[r * step], b = entry[r * step + step - 1];
@@ -150,8 +152,8 @@ struct Ops {
   template <int Bits>
   static const uint8_t* packed_at(const PackedRows& g, int64_t i) {
     constexpr int64_t kUnit = 512 / Bits;
-    const int64_t in_record = i & (g.record_k - 1);
-    return g.data + i / g.record_k * g.record_bytes + in_record / kUnit * 512 + in_record % kUnit * Bits / 8;
+    const int64_t in_record = i & ((int64_t{1} << g.record_shift) - 1);
+    return g.data + (i >> g.record_shift) * g.record_bytes + in_record / kUnit * 512 + in_record % kUnit * Bits / 8;
   }
 
   template <int Bits, int R>
@@ -164,16 +166,15 @@ struct Ops {
       for (int r = 0; r < R; ++r) acc[p][r] = V::zero();
     for (int64_t i = k0; i < k0 + n; i += kLanes) {
       const uint8_t* codes = packed_at<Bits>(g, i) + row * 64;
-      const int64_t at = (g.group ? i / g.group : 0) * 8 + row;
+      const int64_t at = (i >> g.group_shift) * 8 + row;
       Reg xv[P];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) xv[p] = V::load(x + i + p * V::L);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Reg scale = V::broadcast(g.scale[at + r]), offset = V::broadcast(g.offset[at + r]);
+        const typename V::template Values<Bits> values(g.scale[at + r], g.offset[at + r]);
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p)
-          acc[p][r] = V::fma(V::fma(V::template codes<Bits>(codes + r * 64, p), scale, offset), xv[p], acc[p][r]);
+        for (int p = 0; p < P; ++p) acc[p][r] = V::fma(values.of(codes + r * 64, p), xv[p], acc[p][r]);
       }
     }
     fold<R>(acc);
@@ -208,12 +209,11 @@ struct Ops {
   static void expand_bits(const PackedRows& g, int64_t rows, int64_t kp, float* w) {
     for (int64_t i = 0; i < kp; i += kLanes) {
       const uint8_t* codes = packed_at<Bits>(g, i);
-      const int64_t at = (g.group ? i / g.group : 0) * 8;
+      const int64_t at = (i >> g.group_shift) * 8;
       for (int64_t r = 0; r < rows; ++r) {
-        const Reg scale = V::broadcast(g.scale[at + r]), offset = V::broadcast(g.offset[at + r]);
+        const typename V::template Values<Bits> values(g.scale[at + r], g.offset[at + r]);
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p)
-          V::store(w + r * kp + i + p * V::L, V::fma(V::template codes<Bits>(codes + r * 64, p), scale, offset));
+        for (int p = 0; p < P; ++p) V::store(w + r * kp + i + p * V::L, values.of(codes + r * 64, p));
       }
     }
   }

@@ -29,6 +29,12 @@ struct Vec8 {
   }
   static inline void store(float* p, Reg a) { _mm256_storeu_ps(p, a); }
   static inline Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  template <int Bits>
+  struct Values {
+    Reg scale, offset;
+    Values(float s, float o) : scale(broadcast(s)), offset(broadcast(o)) {}
+    Reg of(const uint8_t* from, int p) const { return fma(codes<Bits>(from, p), scale, offset); }
+  };
   static inline Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
   static inline void reduce4(Reg a, Reg b, Reg c, Reg d, float* out) {
     // lanes l and l + 4

@@ -24,18 +24,17 @@ struct Vec16 {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
   }
-  template <int Bits>
-  static inline Reg codes(const uint8_t* from, int p) {
-    if (Bits == 8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + p * L))));
-    const __m128i words = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + p * 8));
-    const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    // value 2j is nibble j of a word, value 2j + 1 nibble 4 + j
-    const __m512i shift = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
-    const __m512i nibble = _mm512_srlv_epi32(_mm512_permutexvar_epi32(lane, _mm512_castsi128_si512(words)), shift);
-    return _mm512_cvtepi32_ps(_mm512_and_epi32(nibble, _mm512_set1_epi32(15)));
-  }
   static inline void store(float* p, Reg a) { _mm512_storeu_ps(p, a); }
   static inline Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  template <int Bits>
+  struct Values {  // of 8 bits
+    Reg scale, offset;
+    Values(float s, float o) : scale(broadcast(s)), offset(broadcast(o)) {}
+    Reg of(const uint8_t* from, int p) const {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + p * L));
+      return fma(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale, offset);
+    }
+  };
   static inline Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
   static inline void reduce4(Reg a, Reg b, Reg c, Reg d, float* out) {
     // lanes l and l + 8: the low halves of two vectors with their high halves
@@ -46,6 +45,20 @@ struct Vec16 {
     const Reg t = add(s, _mm512_permute_ps(s, 0x4E));  // l and l + 2
     const Reg u = add(t, _mm512_permute_ps(t, 0xB1));  // l and l + 1
     _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, u)));
+  }
+};
+
+template <>
+struct Vec16::Values<4> {  // the values of all 16 codes, looked up
+  Reg table;
+  Values(float s, float o)
+      : table(fma(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), broadcast(s), broadcast(o))) {}
+  Reg of(const uint8_t* from, int p) const {
+    const __m128i words = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + p * 8));
+    const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    // value 2j is nibble j of a word, value 2j + 1 nibble 4 + j; the lookup takes the low four bits alone
+    const __m512i shift = _mm512_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28);
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_permutexvar_epi32(lane, _mm512_castsi128_si512(words)), shift), table);
   }
 };
 

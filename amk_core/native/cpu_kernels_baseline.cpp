@@ -46,6 +46,12 @@ struct Array8 {
     for (int i = 0; i < L; ++i) r.v[i] = fma_f32(a.v[i], b.v[i], c.v[i]);
     return r;
   }
+  template <int Bits>
+  struct Values {
+    Reg scale, offset;
+    Values(float s, float o) : scale(broadcast(s)), offset(broadcast(o)) {}
+    Reg of(const uint8_t* from, int p) const { return fma(codes<Bits>(from, p), scale, offset); }
+  };
   static Reg add(const Reg& a, const Reg& b) {
     Reg r;
     for (int i = 0; i < L; ++i) r.v[i] = a.v[i] + b.v[i];

@@ -67,8 +67,9 @@ struct Body {
     float *scale = take(kGroupRows * groups), *offset = take(kGroupRows * groups), *expanded = take(kGroupRows * kp);
     for (int64_t j = 0; j < n; j += kGroupRows) {
       const auto* data = static_cast<const uint8_t*>(t.weight) + j / kGroupRows * bytes;
-      const PackedRows g{data, f.bits, f.unit_k(), f.record_k(), f.record_bytes(), f.code_bytes(), f.entry_bytes(), f.group, groups,
-                         data + f.records(t.weight_k) * f.record_bytes(), f.kind, f.bf16, scale, offset};
+      const PackedRows g{data, f.bits, f.record_bytes(), f.code_bytes(), f.entry_bytes(), std::countr_zero(uint64_t(f.record_k())),
+                         f.group ? std::countr_zero(uint64_t(f.group)) : 62, groups,
+                         f.group ? nullptr : data + f.records(t.weight_k) * f.record_bytes(), f.kind, f.bf16, scale, offset};
       const int64_t rows = std::min(kGroupRows, n - j);
       k.packed_tables(g);
       if (m == 1) {
