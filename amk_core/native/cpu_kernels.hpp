@@ -127,25 +127,31 @@ struct Ops {
     return float_of(bits_of(magnitude) | (h & 0x8000u) << 16);
   }
 
-  static void packed_tables(const PackedRows& g) {
+  // Words: 16-bit words of an entry, the scale and, where there are two, the offset.
+  template <int Words, bool Bf16>
+  static void tables_of(const PackedRows& g) {
     const bool whole = g.row_scales != nullptr;
     const int per = whole ? 0 : g.record_shift - g.group_shift;  // log2 of the groups in a record
-    const int64_t step = g.entry_bytes / 2, last = (int64_t{1} << per) - 1;
+    const int64_t last = (int64_t{1} << per) - 1;
     const float middle = g.bits == 4 ? -8.0f : 0.0f;
     for (int64_t i = 0; i < g.groups; ++i) {
       const uint8_t* record = g.data + (i >> per) * g.record_bytes + g.code_bytes + (i & last) * 8 * g.entry_bytes;
       const auto* entry = reinterpret_cast<const uint16_t*>(whole ? g.row_scales : record);
       float *scale = g.scale + 8 * i, *offset = g.offset + 8 * i;
       for (int r = 0; r < 8; ++r) {
-        const uint32_t a = entry[r * step], b = entry[r * step + step - 1];
-        scale[r] = g.bf16 ? float_of(a << 16) : f32_of_f16(a);
-        offset[r] = g.bf16 ? float_of(b << 16) : f32_of_f16(b);
+        const uint32_t a = entry[r * Words], b = entry[r * Words + Words - 1];
+        const float s = Bf16 ? float_of(a << 16) : f32_of_f16(a), o = Bf16 ? float_of(b << 16) : f32_of_f16(b);
+        scale[r] = s;
+        offset[r] = Words == 1 ? middle * s : (g.kind == kZero ? -o * s : o);
       }
-      if (g.kind == kSym)
-        for (int r = 0; r < 8; ++r) offset[r] = middle * scale[r];
-      if (g.kind == kZero)
-        for (int r = 0; r < 8; ++r) offset[r] = -offset[r] * scale[r];
     }
+  }
+
+  static void packed_tables(const PackedRows& g) {
+    if (g.kind == kSym)
+      g.bf16 ? tables_of<1, true>(g) : tables_of<1, false>(g);
+    else
+      g.bf16 ? tables_of<2, true>(g) : tables_of<2, false>(g);
   }
 
   // Where the codes of 32 values from K = i on start in row 0; a row is 64 bytes of its unit.
