@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ CHECKED_BUILD = ("initcheck", "racecheck")  # tools that run on the build for th
 SPIN_S = 60.0  # a task under a tool takes up to a thousand times as long
 SLOT, STEERING = ("copy_slot",), ("copy_slot", "peek", "poke")  # functions that fill slots, and that touch steering words
 BARRIERS = 16  # of a CTA; found out by itself, the tool reports far more hazards than it has room for
-HAZARDS = 1 << 25  # that racecheck has room for: millions are of the ring's slots
+HAZARDS = 1 << 25  # that racecheck has room for: millions are of the ring's slots, hence one step a program for it
 LIMIT_S = 150
 _HAZARD = re.compile(r"(?:Error|Warning): (?:Race reported|Potential \w+ hazard)")
 
@@ -98,6 +98,7 @@ def run_tool(tool: str, out: Path, mode: str) -> Verdict:
         command += ["--racecheck-report", "analysis", "--num-cuda-barriers", str(BARRIERS)]
     command += [sys.executable, "-m", "amk_bench.sanitizer", "target", "--mode", mode]
     command += ["--checked"] if tool in CHECKED_BUILD else []
+    command += ["--steps", "1"] if tool.startswith("racecheck") else []
     room = {**os.environ, "NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS": str(HAZARDS)}
     start, path = time.time(), out / f"{tool}-{mode}.txt"
     with path.open("w", encoding="utf-8") as f:  # what there is when the time is over is there to be read
@@ -112,8 +113,8 @@ def run_tool(tool: str, out: Path, mode: str) -> Verdict:
 
 
 # -- what the tools run
-def target(mode: str, checked: bool) -> None:
-    """Decode, prompt and logits of a two-layer SmolLM2, on memory that nobody has filled beforehand."""
+def target(mode: str, checked: bool, most: int = 3) -> None:
+    """Decode, prompt and logits of a two-layer SmolLM2, up to ``most`` steps each, on memory that nobody has filled beforehand."""
     import numpy as np
 
     from amk_bench.device_cases import Case
@@ -127,7 +128,7 @@ def target(mode: str, checked: bool) -> None:
         Case("prefill", "smol-two", mode, "prefill", chunk=16, p0=(120,), tokens=(20,), steps=2, context=256),  # type: ignore[arg-type]
         Case("logits", "smol-two", mode, "logits", chunk=5, p0=(3,), tokens=(9,), steps=2, context=256),  # type: ignore[arg-type]
     )
-    for case in cases:
+    for case in (replace(c, steps=min(c.steps, most)) for c in cases):
         vm = unfilled(case, device, checked)
         vm.enqueue(case.steps, case.variables, SPIN_S)
         vm._running = True
@@ -181,12 +182,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=("run", "target"), default="run")
     parser.add_argument("--mode", choices=("fast", "exact"), default="fast")
     parser.add_argument("--checked", action="store_true", help="the build for race detectors")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="of each program, at most (default: 3)")
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="tools that run side by side (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("sanitizer"), help="folder for the logs")
     args = parser.parse_args(argv)
     if args.what == "target":
-        target(args.mode, args.checked)
+        target(args.mode, args.checked, args.steps)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     bad = 0

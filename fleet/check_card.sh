@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that is checked on a card, one log a part.  From the root of a source tree, in an environment with amk's requirements:
-#   fleet/check_card.sh OUT [PART ...]      parts: native vm robust suites shapes sanitizer trace time (default: all, in this order)
+#   fleet/check_card.sh OUT [PART ...]      parts: native vm robust suites shapes sanitizer crowd trace time (default: all, in this order)
 # The model is looked for in the cache ($AMK_HOME).  Ends with one line a part; exit code: parts that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${1:?"usage: fleet/check_card.sh OUT [PART ...]"}
 shift
-PARTS=${*:-native vm robust suites shapes sanitizer trace time}
+PARTS=${*:-native vm robust suites shapes sanitizer crowd trace time}
 PYTHON=${PYTHON:-python3}
 ARCH=${ARCH:-auto}
 mkdir -p "$OUT"
@@ -24,6 +24,7 @@ part() {
     sanitizer)
       $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 6 &&
         $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 3 --mode exact --tools memcheck,synccheck,initcheck-raw ;;
+    crowd) $PYTHON -m amk_bench.crowd ;;
     trace) $PYTHON -m amk_core.cli trace smollm2-135m --position 1024 --perfetto "$OUT/trace.json" ;;
     time) $PYTHON -m amk_bench.device_check time --out "$OUT/timing.json" ;;
     *) echo "no part named $1" && return 2 ;;

@@ -208,6 +208,7 @@ class CudaVM:
     ) -> None:  # fmt: skip
         """Everything of a launch that runs on the card: one copy, cleared counters, the cooperative launch.
 
+        The copy takes what stands in pinned memory when it runs, so other variables have to wait until this launch has ended.
         ``stream``: of this process on this card, for instance another library's that is being captured; default: the machine's own.
         ``feed``: bring the tokens of :meth:`feed` to the card first.
         """
