@@ -1,0 +1,125 @@
+"""What a decode step costs: bytes, hand-offs, and what of the bytes passes in the shadow of the hand-offs.
+
+One step of batch 1 in ``fast`` mode at a short context, in microseconds:
+
+    step = hops * hand_off + polled / l2 + layers * max(0, layer_bytes / bandwidth - ring) + max(0, head_bytes / bandwidth - ring)
+
+* ``hops``: dependent phases, five a layer and three around them (embedding, head, sampler);
+* ``hand_off``: from the last value of a phase to the last value of the next one, without bytes: the one number that is fitted;
+* ``polled``: bytes of tagged values that a CTA reads in a step; every CTA reads all values of a phase, at ``L2_BYTES_PER_US``;
+* ``ring``: the time in which the weight ring of an SM fills.  While the hand-offs of attention last, nothing is consumed and the
+  ring fills, so that much of each layer's stream costs nothing.
+
+The fit is from an H200.  For another card bandwidth, ring and number of SMs are its own, the hand-off is the H200's: a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from amk_core.graph import ModelGraph
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.lower import Geometry, lower
+from amk_core.targets import Target
+from amk_core.vm.plan import UNIT_BYTES, Dims, plan_build
+
+HAND_OFF_US = 2.08  # fitted on four models, reports/data/device/2026-11-30-h200-timing.json; tests/test_cost.py repeats the fit
+FITTED_ON = "h200"
+STREAM_SHARE = 0.954  # of the datasheet's bandwidth that bulk copies reach: 4.58 of 4.8 TB/s on the H200
+L2_BYTES_PER_US = 41_700.0  # that one SM reads from L2 with all of them reading: 5.5 TB/s over 132 SMs
+LAYER_HOPS, OTHER_HOPS = 5, 3
+TAG_BYTES = 8  # of an element {value, tag}; a pair of bf16 is one element
+MAX_POSITION = 128  # beyond it attention takes several hand-offs, which the model does not know
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Where the microseconds of a step go.
+
+    Attributes:
+        target: card.
+        weight_bytes: bytes streamed a step.
+        hops: hand-offs a step.
+        hand_off_us: of all hand-offs, without what is polled.
+        polled_us: reading tagged values.
+        stream_us: weights that are not covered by hand-offs.
+        floor_us: all weights at the bandwidth of bulk copies.
+    """
+
+    target: str
+    weight_bytes: int
+    hops: int
+    hand_off_us: float
+    polled_us: float
+    stream_us: float
+    floor_us: float
+
+    @property
+    def us(self) -> float:
+        """The step."""
+        return self.hand_off_us + self.polled_us + self.stream_us
+
+
+def layer_bytes(g: ModelGraph) -> int:
+    """bf16 weights of one layer."""
+    d, h = g.head_dim, g.hidden_size
+    return 2 * h * ((g.n_heads + 2 * g.n_kv_heads) * d + g.n_heads * d + 3 * g.intermediate_size)
+
+
+def polled_bytes(g: ModelGraph) -> int:
+    """Bytes of tagged values that a CTA with a tile in every phase reads in a step."""
+    floats = 2 * g.hidden_size  # before the two normalised products
+    pairs = (g.n_heads * g.head_dim + g.intermediate_size) // 2
+    return TAG_BYTES * (g.n_layers * (floats + pairs) + g.hidden_size)
+
+
+def ring_bytes(g: ModelGraph, target: Target) -> int:
+    """What the weight rings of all SMs hold.
+
+    Raises:
+        ProgramError: the model does not fit the card's kernels.
+    """
+    few = lower(g, ScheduleConfig(handoff="tagged"), Target("few", "cpu", 4), Geometry(context=min(g.context, 2048)), "fast")
+    d = plan_build(Dims.of(few), target.arch, target.smem_bytes).defines
+    return d["AMK_SLOTS"] * d["AMK_SLOT_UNITS"] * UNIT_BYTES * target.queues
+
+
+def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US) -> Cost:
+    """The cost of a decode step at a position up to ``MAX_POSITION``.
+
+    Raises:
+        ValueError: the target is no card whose bandwidth is known.
+        ProgramError: the model does not fit the card's kernels.
+    """
+    if not target.dram_gb_s:
+        raise ValueError(f"target {target.name} has no memory bandwidth on record; a cost needs one of the cards")
+    per_us = target.dram_gb_s * 1e3 * STREAM_SHARE  # bytes a microsecond
+    ring_us = ring_bytes(g, target) / per_us
+    layer, head = layer_bytes(g), 2 * g.vocab_size * g.hidden_size
+    hops = LAYER_HOPS * g.n_layers + OTHER_HOPS
+    return Cost(
+        target.name,
+        g.n_layers * layer + head,
+        hops,
+        hops * hand_off_us,
+        polled_bytes(g) / L2_BYTES_PER_US,
+        g.n_layers * max(0.0, layer / per_us - ring_us) + max(0.0, head / per_us - ring_us),
+        (g.n_layers * layer + head) / per_us,
+    )
+
+
+def fit(measured: Mapping[str, Sequence[float]], graphs: Mapping[str, ModelGraph], target: Target) -> float:
+    """The hand-off that makes the squared relative errors of the steps least.
+
+    Args:
+        measured: microseconds a step by model, at one or several short positions.
+    """
+    top = bottom = 0.0
+    for name, values in measured.items():
+        c = predict(graphs[name], target, 1.0)
+        rest = c.us - c.hops
+        for us in values:
+            top += c.hops * (us - rest) / us**2
+            bottom += (c.hops / us) ** 2
+    return top / bottom

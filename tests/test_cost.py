@@ -1,0 +1,70 @@
+"""The cost model: fitted on three models it tells the fourth, and its one constant is the fit of the committed run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from amk_core import cost
+from amk_core.cli import main
+from amk_core.graph import GRAPH_SHAPES
+from amk_core.targets import Target
+
+ROOT = Path(__file__).parents[1]
+FILE = "2026-11-30-h200-timing.json"
+SHORT = (0, 16)  # positions of the fit
+
+
+def measured(positions: tuple[int, ...]) -> dict[str, list[float]]:
+    """Microseconds a step with tagged hand-offs by model."""
+    out: dict[str, list[float]] = {}
+    for t in json.loads((ROOT / "reports" / "data" / "device" / FILE).read_text())["amk"]["timings"]:
+        if t["config"].get("handoff", "tagged") == "tagged" and t["position"] in positions:
+            out.setdefault(t["model"], []).append(t["median_us"])
+    return out
+
+
+@pytest.mark.parametrize("left_out", GRAPH_SHAPES)
+def test_three_models_tell_the_fourth_within_a_tenth(left_out: str) -> None:
+    h200, steps = Target.named("h200"), measured(SHORT)
+    assert set(steps) == set(GRAPH_SHAPES)
+    hand_off = cost.fit({m: v for m, v in steps.items() if m != left_out}, GRAPH_SHAPES, h200)
+    told = cost.predict(GRAPH_SHAPES[left_out], h200, hand_off).us
+    for us in steps[left_out]:
+        assert told == pytest.approx(us, rel=0.03)  # a tenth is asked for
+    for us in measured((cost.MAX_POSITION,))[left_out]:
+        assert told == pytest.approx(us, rel=0.10)
+
+
+def test_the_constant_is_the_fit_of_the_committed_run() -> None:
+    assert cost.fit(measured(SHORT), GRAPH_SHAPES, Target.named("h200")) == pytest.approx(cost.HAND_OFF_US, abs=0.005)
+    text = (ROOT / "amk_core" / "cost.py").read_text()
+    assert FILE in text
+
+
+def test_the_parts_of_a_step_are_what_they_say() -> None:
+    g, h200 = GRAPH_SHAPES["llama-3.2-1b"], Target.named("h200")
+    c = cost.predict(g, h200, 2.0)
+    assert c.weight_bytes == 2 * (16 * (2048 * 3072 + 2048 * 2048 + 3 * 2048 * 8192) + 128256 * 2048)
+    assert (c.hops, c.hand_off_us) == (83, 166.0)
+    assert c.floor_us == pytest.approx(540, rel=0.01)
+    assert c.us == pytest.approx(c.hand_off_us + c.polled_us + c.stream_us)
+    assert c.stream_us < c.floor_us
+    small = cost.predict(GRAPH_SHAPES["smollm2-135m"], h200)
+    assert small.stream_us < 0.2 * small.floor_us  # its layers pass in the shadow of the hand-offs
+    with pytest.raises(ValueError, match="no memory bandwidth"):
+        cost.predict(g, Target.cpu(2))
+
+
+def test_the_command_marks_what_was_never_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "smollm2-135m"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(Target.profiles())
+    assert [line.split()[0] for line in lines if "fitted" in line] == ["h200"]
+    assert sum("a prediction, not measured" in line for line in lines) == len(Target.profiles()) - 1
+    assert main(["predict", "smollm2-135m", "--target", "l4", "--json"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["costs"]
+    assert (only["target"], only["basis"]) == ("l4", "prediction")
+    assert main(["predict", "smollm2-135m", "--target", "cpu"]) == 2
