@@ -109,8 +109,12 @@ struct Model {
   bool references(Report&);
   bool counts(Report&);
   void accesses(Report&);
-  std::optional<Range> range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem);
-  bool ends_inside(const AffineRow& r, i64 limit) const;
+  struct Problem {
+    const char* what = nullptr;
+    bool undecided = false;
+  };
+  std::optional<Range> range(i64 a, i64 b, i32 aff, i64 limit, Problem& problem);
+  bool ends_inside(const AffineRow& r, i64 limit, bool& too_many) const;
   std::map<std::array<i64, 7>, i32> affine_index_;
 };
 

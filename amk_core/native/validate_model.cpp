@@ -125,13 +125,14 @@ bool Model::counts(Report& out) {
 
 // Normalise one range and check it against [0, limit) for every step and every value of the variables.
 // Whether a range with a modulus ends inside for every step and value, start and length taken together; false where they are too many.
-bool Model::ends_inside(const AffineRow& r, i64 limit) const {
+bool Model::ends_inside(const AffineRow& r, i64 limit, bool& too_many) const {
   auto values = [&](i64 v) { return v < 0 ? std::pair<i64, i64>{0, 0} : std::pair{t.variables[v].min, t.variables[v].max}; };
   const bool same = r.var >= 0 && r.var == r.length_var;
   const auto [first, last] = values(r.var);
   const auto [length_first, length_last] = same ? std::pair<i64, i64>{0, 0} : values(r.length_var);
   const i128 width = i128(last) - first + 1, length_width = i128(length_last) - length_first + 1;
-  if (width > kResidueBudget || length_width > kResidueBudget || width * length_width * steps > kResidueBudget) return false;
+  too_many = width > kResidueBudget || length_width > kResidueBudget || width * length_width * steps > kResidueBudget;
+  if (too_many) return false;
   for (i64 v = first; v <= last; ++v)
     for (i64 w = length_first; w <= length_last; ++w)
       for (i64 i = 0; i < steps; ++i)
@@ -139,25 +140,25 @@ bool Model::ends_inside(const AffineRow& r, i64 limit) const {
   return true;
 }
 
-std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*& problem) {
+std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, Problem& problem) {
   if (aff == -1) {
-    if (a < 0 || b < a || b > limit) return problem = "range", std::nullopt;
+    if (a < 0 || b < a || b > limit) return problem.what = "range", std::nullopt;
     return Range{a, b, -1};
   }
-  if (aff < 0 || aff >= i32(t.affine.size())) return problem = "affine", std::nullopt;
+  if (aff < 0 || aff >= i32(t.affine.size())) return problem.what = "affine", std::nullopt;
   AffineRow r = t.affine[aff];
   const i64 nv = i64(t.variables.size());
-  if (r.var < -1 || r.var >= nv || r.length_var < -1 || r.length_var >= nv || r.mod < 0) return problem = "affine", std::nullopt;
+  if (r.var < -1 || r.var >= nv || r.length_var < -1 || r.length_var >= nv || r.mod < 0) return problem.what = "affine", std::nullopt;
   if (steps == 1) r.stride = r.length_stride = 0;
   auto small = [](i64 x) { return x >= -kMaxAddress && x <= kMaxAddress; };
   if (r.mod) r.add = floor_mod(r.add, r.mod);
   if (r.var >= 0 && t.variables[r.var].min == t.variables[r.var].max) {
     const i64 only = t.variables[r.var].min;
-    if (!r.mod && !small(r.add)) return problem = "range", std::nullopt;
+    if (!r.mod && !small(r.add)) return problem.what = "range", std::nullopt;
     r.add = r.mod ? floor_mod(i128(r.add) + only, r.mod) : r.add + only, r.var = -1;
   }
   if (r.length_var >= 0 && t.variables[r.length_var].min == t.variables[r.length_var].max) {
-    if (!small(r.length)) return problem = "range", std::nullopt;
+    if (!small(r.length)) return problem.what = "range", std::nullopt;
     r.length += t.variables[r.length_var].min, r.length_var = -1;
   }
   const i128 last = steps - 1;
@@ -167,7 +168,7 @@ std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*&
     return std::pair{lo, hi};
   };
   const auto [len_lo, len_hi] = span(r.length, r.length_stride, r.length_var);
-  if (len_lo < 0 || len_hi > limit) return problem = "range", std::nullopt;
+  if (len_lo < 0 || len_hi > limit) return problem.what = "range", std::nullopt;
   if (r.mod > 0) {
     const bool ring = r.stride != 0;
     r.add = floor_mod(r.add, r.mod), r.stride = floor_mod(r.stride, r.mod);
@@ -187,15 +188,15 @@ std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, const char*&
           for (i64 i = 0; i < steps; ++i) top = std::max(top, floor_mod(i128(base) + i128(r.stride) * i, r.mod));
       }
     }
-    if (i128(top) + len_hi > limit && !ends_inside(r, limit)) return problem = "range", std::nullopt;
+    if (i128(top) + len_hi > limit && !ends_inside(r, limit, problem.undecided)) return problem.what = "range", std::nullopt;
   } else {
     const auto [lo, hi] = span(r.add, r.stride, r.var);
-    if (lo < 0 || hi > limit) return problem = "range", std::nullopt;
+    if (lo < 0 || hi > limit) return problem.what = "range", std::nullopt;
     // the end is a linear form too; a variable that is both start and length counts twice
     i128 end = i128(r.add) + r.length + std::max<i128>(0, (i128(r.stride) + r.length_stride) * last);
     if (r.var >= 0) end += t.variables[r.var].max;
     if (r.length_var >= 0) end += t.variables[r.length_var].max;
-    if (end > limit) return problem = "range", std::nullopt;
+    if (end > limit) return problem.what = "range", std::nullopt;
   }
   if (r.var < 0 && r.length_var < 0 && r.stride == 0 && r.length_stride == 0) {
     const i64 s = r.mod ? floor_mod(r.add, r.mod) : r.add;
@@ -242,7 +243,12 @@ void Model::accesses(Report& out) {
     return at;
   };
   auto empty = [](const Range& r) { return r.aff < 0 && r.a == r.b; };
-  const char* problem = nullptr;
+  auto refused = [&](Problem& p, i64 task, i64 buffer, i64 seen, i64 limit) {
+    Finding f = ref(p.what, task, buffer, seen, limit);
+    f.undecided = p.undecided, p = {};
+    out.add(std::move(f));
+  };
+  Problem problem;
   acc_off.assign(1, 0);
   acc_off.reserve(size_t(n) + 1), acc.reserve(t.acc_buffer.size());
   for (i32 b = 0; b < n; ++b) {
@@ -253,7 +259,7 @@ void Model::accesses(Report& out) {
         const auto rows = range(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a], buf.rows, problem);
         const auto cols = range(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a], buf.cols, problem);
         if (!rows || !cols) {
-          out.add(ref(problem, b, t.acc_buffer[a], writes, rows ? 1 : 0));
+          refused(problem, b, t.acc_buffer[a], writes, rows ? 1 : 0);
           continue;
         }
         if (empty(*rows) || empty(*cols)) continue;
@@ -270,7 +276,7 @@ void Model::accesses(Report& out) {
     const auto cols = range(t.init_c0[i], t.init_c1[i], t.init_caff[i], buf.cols, problem);
     steps = all_steps;
     if (!rows || !cols)
-      out.add(ref(problem, -1, t.init_buffer[i], 2, i64(i)));
+      refused(problem, -1, t.init_buffer[i], 2, i64(i));
     else if (!empty(*rows) && !empty(*cols)) {
       if (t.pools[buf.pool].per_queue)
         for (i32 k = 0; k < q; ++k) init.push_back(rect(t.init_buffer[i], k, *rows, *cols));
