@@ -181,6 +181,12 @@ def _tags() -> list[Json]:
         x = _tagged(n)
         n.task(0, [access(x, ONE, maybe=True)] if reader else [], [access(x, ONE)])
         out.append(n.json())
+    for row in (0, 1, 2):  # each row gets one tag in all, and is read in every step
+        n = Net(2, 2)
+        x, c = _tagged(n, 1, 3), n.counter()
+        n.task(0, [], [access(x, ONE, affine(1))], [(c, 1, -1)])
+        n.task(1, [access(x, ONE, (row, row + 1) if row < 2 else affine(1))], [], [], [(c, 1)])
+        out.append(n.json())
     for behind in (False, True):  # a dead end in front of the writer that would overtake
         n = Net(3, 1)
         x, c, d = _tagged(n), n.counter(), n.counter()

@@ -7,7 +7,7 @@ import re
 # The checker has these ones throughout.
 CHECKER = {
     "kDenseEntries": 40, "kExactValues": 12, "kExactSteps": 5, "kMaxLag": 4, "kMaxCells": 144, "kMaxSteps": 50, "kMaxUnroll": 60,
-    "kMaxRows": 3, "kMemo": 8,
+    "kMaxRows": 3, "kMemo": 8, "kMaxReach": 40,
 }  # fmt: skip
 # The validator has its own ones in setting 0; each case of its corpus names its setting.
 VALIDATOR: tuple[dict[str, int], ...] = (

@@ -18,7 +18,7 @@ from typing import Any
 from amk_bench.adversary.tally import save
 from amk_core.resources import source_root
 
-PER_CLASS = {"reference": 12, "checker": 2, "validator": 6}
+PER_CLASS = {"reference": 12, "checker": 2, "validator": 14}
 
 
 def arguments(what: str) -> tuple[list[tuple[str, str]], int | None]:
