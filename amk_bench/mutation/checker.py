@@ -117,6 +117,16 @@ def shared() -> Iterator[Schedule]:
                     yield Schedule.from_json(n.json())
 
 
+def longest() -> Iterator[Schedule]:
+    """Ranges that move and are as long as the small limit of the checker allows, one less and one more."""
+    for length in (38, 39, 40, 41):
+        n = Net(2, 2)
+        x, c, back = n.buffer(1, rows=44, lifetime="persistent", filled=True), n.counter(), n.counter()
+        n.task(0, [], [access(x, (0, 1), affine(1, length=length))], [(back, 1, -1)], [(c, 1)])
+        n.task(1, [access(x, (0, 1), affine(1, length=length))], [], [(c, 1)], [(back, 1)])
+        yield Schedule.from_json(n.json())
+
+
 def rings() -> Iterator[Schedule]:
     """Loops over a ring whose clocks are written out step by step, beside pairs that need an order in each step."""
     for ahead in (None, 0, 1):
@@ -242,7 +252,7 @@ def cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
     sources = [("written out", s) for s in rings()]
     sources += [(name, Schedule.from_json(data)) for name, data in edges()]
     sources += [("long", s) for steps, most in ((3, 2), (5, 11), (5, 12), (6, 3), (9, 40)) for s in long(steps, most)]
-    sources += [("long", s) for s in (*far(), *shared())]
+    sources += [("long", s) for s in (*far(), *shared(), *longest())]
     for index in range(per_class):
         for name in attack.CLASSES:
             for more in range(4 if name in MOVING_CLASSES else 1):
