@@ -155,19 +155,22 @@ GEOMETRIES = [
 ]
 
 
-# Of one sequence, whose hand-offs are tagged: all in one block, and the newest position in a block of either split.
-TAGGED = [pytest.param([position, 2], id=f"position-{position}") for position in (17, 300, 600)]
+# With tagged hand-offs: all in one block, the newest position in a block of either split, and two sequences.
+TAGGED = [
+    pytest.param([*positions, *[2] * len(positions)], id="-".join(map(str, positions)))
+    for positions in ((17,), (300,), (600,), (17, 600))
+]
 
 
 @pytest.mark.parametrize("variables", TAGGED)
 def test_tagged_ops(variables: list[int], amk_record: Recorder) -> None:
-    compare(OnCpu, "cpu", LONG, "fast", Geometry("decode", 1, 1, 640, 2), variables, amk_record, tagged=True)
+    compare(OnCpu, "cpu", LONG, "fast", Geometry("decode", len(variables) // 2, 1, 640, 2), variables, amk_record, tagged=True)
 
 
 @pytest.mark.amk_gpu("P0: tagged ops of the card against float64")
 @pytest.mark.parametrize("variables", TAGGED)
 def test_tagged_ops_on_the_card(variables: list[int], where: str, amk_record: Recorder) -> None:
-    compare(OnCard, where, LONG, "fast", Geometry("decode", 1, 1, 640, 2), variables, amk_record, tagged=True)
+    compare(OnCard, where, LONG, "fast", Geometry("decode", len(variables) // 2, 1, 640, 2), variables, amk_record, tagged=True)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -257,7 +260,7 @@ def compare(
     used = {op: error / limit(op, mode, machine.on_card) for op, error in worst.items()}
     op = max(used, key=used.__getitem__)
     most = limit(op, mode, machine.on_card)
-    way = f", tagged, position {variables[0]}" if tagged else ""
+    way = f", tagged, position {' and '.join(map(str, variables[: len(variables) // 2]))}" if tagged else ""
     record.parity(
         "P0",
         f"{len({name.strip('+') for name in worst})} ops of the {geometry.purpose} schedule, {mode}{way}, against float64",
