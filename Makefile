@@ -32,7 +32,7 @@ bench: env
 	$(BIN)/pytest suites --arch=auto --quick --benchmark-json=$(OUT) $(PYTEST_ARGS)
 
 test: env
-	$(BIN)/pytest tests suites/validator $(PYTEST_ARGS)
+	$(BIN)/pytest tests suites/validator -n logical --dist loadfile $(PYTEST_ARGS)
 
 env: $(VENV)/.amk
 

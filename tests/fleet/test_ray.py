@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,11 +52,12 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def cluster() -> Iterator[Nodes]:
     from ray.cluster_utils import Cluster
 
     patch = pytest.MonkeyPatch()
-    for key, value in environment(tmp_path_factory.mktemp("smi")).items():
+    short = tempfile.TemporaryDirectory(prefix="amk", ignore_cleanup_errors=True)  # Ray's sockets have 107 bytes for their path
+    for key, value in environment(Path(short.name)).items():
         patch.setenv(key, value)
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # A dead node is noticed after 1.5 s, not 15.
@@ -68,6 +70,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     yield Nodes(made)
     made.shutdown()
     patch.undo()
+    short.cleanup()
 
 
 @pytest.fixture
