@@ -15,12 +15,11 @@ from amk_bench.baselines import registry
 from amk_bench.baselines.hf import HfEager
 from amk_bench.baselines.reference import Limits, Reference, check_logits
 from amk_bench.clock import Clock, CpuClock
-from amk_bench.engine import Engine
+from amk_bench.engine import F32, Engine
 from amk_bench.floor import step_bytes
-from amk_bench.gate import Timing
-from amk_bench.measure import Cell, Plan, Run, compare, noise
+from amk_bench.measure import Cell, Plan, Result, Run, Sitting, ended, noise, sittings
 from amk_bench.ours import Ours
-from amk_bench.results import LatencyRecord, ParityRecord
+from amk_bench.results import ParityRecord
 from amk_bench.stats import noise_floor
 
 if TYPE_CHECKING:
@@ -116,18 +115,35 @@ class Arena:
             self._floor = noise_floor(noise(cast("Engine", self.ours), self.cell(position), plan, self.clocks[0]))
         return self._floor
 
-    def compare(
-        self, name: str, position: int, plan: Plan, floor: float, watch: Callable[[Run], Run] = lambda run: run
-    ) -> tuple[LatencyRecord, Timing | None]:
+    def compare(self, name: str, position: int, plan: Plan, floor: float, watch: Callable[[Run], Run] = lambda run: run) -> Result:
         """One pair in one cell (:func:`amk_bench.measure.compare`); the baseline has been made."""
+        return ended(self.sittings(name, position, plan, floor, watch))
+
+    def sittings(
+        self,
+        name: str,
+        position: int,
+        plan: Plan,
+        floor: float,
+        watch: Callable[[Run], Run] = lambda run: run,
+        halves: bool = False,
+    ) -> Sitting:
+        """The same, with a pause half-way where ``halves`` (:func:`amk_bench.measure.sittings`)."""
         if name == SLOW and self.setting.device == "cuda":
             plan = dataclasses.replace(plan, tokens=min(plan.tokens, SLOW_TOKENS), blocks=min(plan.blocks, SLOW_BLOCKS))
         plan = dataclasses.replace(plan, slack=self.limits(position).slack)
-        clock, other = self.clocks
-        return compare(
-            cast("Engine", self.ours), self.engines[name], self.cell(position), plan, clock, floor, self.reference.score, watch,
-            baseline_clock=other,
-        )  # fmt: skip
+        engine = self.engines[name]
+        clock, other = self.clocks[0], getattr(engine, "clock", self.clocks[1])  # one in its own process has its own
+
+        def score(ids: Sequence[int], keep: int) -> F32:
+            self.limits(position)  # another cell may have been measured during the pause
+            return self.reference.score(ids, keep)
+
+        return (
+            yield from sittings(
+                cast("Engine", self.ours), engine, self.cell(position), plan, clock, floor, score, watch, other, halves
+            )
+        )
 
 
 def warm(engine: Any, batch: int) -> None:

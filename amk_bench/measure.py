@@ -6,7 +6,7 @@ Everything here works on :class:`amk_bench.engine.Engine`, so that it is tested 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,8 @@ from amk_bench.verdict import Verdict
 Score = Callable[[Sequence[int], int], F32]  # (ids, keep) -> teacher-forced reference logits of the last ``keep`` ids
 GATE_CALLS = 2  # inputs a gate tries; the timed calls are checked besides
 Run = Iterable[tuple[Block, list[TimedCall]]]
+Result = tuple[LatencyRecord, Timing | None]
+Sitting = Generator[None, None, Result]
 BUSY = "the machine was busy"  # how the reason begins when the machine, not an engine, is at fault
 CHECKED_APART = 4  # call numbers of which both outputs are scored where the sides returned different tokens
 UNTIMED = 10**6  # call numbers from here on belong to gates and warm-up: their inputs are none of the timed ones
@@ -193,18 +195,56 @@ def compare(
     score: Score,
     watch: Callable[[Run], Run] = lambda run: run,
     baseline_clock: Clock | None = None,
-) -> tuple[LatencyRecord, Timing | None]:
+) -> Result:
     """Measures one cell.  Never raises for a wrong engine: the record is INVALID and says why, and there is no Timing.
 
-    ``baseline_clock`` measures the baseline where it works on another stream than ours.
+    ``baseline_clock`` measures the baseline where it works on another stream than ours, or in another process.
+    """
+    return ended(sittings(ours, baseline, cell, plan, clock, floor, score, watch, baseline_clock))
+
+
+def ended(work: Sitting) -> Result:
+    """What is left of a measurement, in one go."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def sittings(
+    ours: Engine,
+    baseline: Engine,
+    cell: Cell,
+    plan: Plan,
+    clock: Clock,
+    floor: float,
+    score: Score,
+    watch: Callable[[Run], Run] = lambda run: run,
+    baseline_clock: Clock | None = None,
+    halves: bool = False,
+) -> Sitting:
+    """:func:`compare` as a generator.  With ``halves`` it pauses half-way, so that an engine can be restarted there.
+
+    After the pause both sides are prepared again, and go through their gates again.
     """
     seal, weights = Seal.put(), [weights_digest(engine) for engine in (ours, baseline)]
-    ours.prepare(cell.prefix, cell.batch, plan.tokens + 1)
-    baseline.prepare(cell.prefix, cell.batch, plan.tokens + 1)
-    gates = [gate(engine, cell, plan, score) for engine in (ours, baseline)]
-    for opened, side in zip(gates, (ours, baseline), strict=True):
-        if isinstance(opened, FailedGate):
-            return invalid(cell, ours, baseline, f"gate of {side.name}: {opened.reason}"), None
+
+    def enter() -> tuple[list[PassedGate], str | None]:
+        passed = []
+        for engine in (ours, baseline):
+            engine.prepare(cell.prefix, cell.batch, plan.tokens + 1)
+        for engine in (ours, baseline):
+            opened = gate(engine, cell, plan, score)
+            if isinstance(opened, FailedGate):
+                return [], f"gate of {engine.name}: {opened.reason}"
+            passed.append(opened)
+        return passed, None
+
+    gates, refused = enter()
+    if refused is not None:
+        return invalid(cell, ours, baseline, refused), None
     blocks: list[Block] = []
     calls: list[TimedCall] = []
     readings = [plan.meter.read()]
@@ -213,6 +253,11 @@ def compare(
         blocks.append(block)
         calls += outputs
         readings.append(plan.meter.read())
+        if halves and len(blocks) == (plan.blocks + 1) // 2 < plan.blocks:
+            yield
+            gates, refused = enter()
+            if refused is not None:
+                return invalid(cell, ours, baseline, f"after a restart, {refused}"), None
     taken = others()
     fault = seal.broken()
     for engine, before in zip((ours, baseline), weights, strict=True):
@@ -223,11 +268,9 @@ def compare(
         fault, plan = _floor_fault(blocks, cell, plan)
     if fault:
         return invalid(cell, ours, baseline, fault), None
-    ours_gate, baseline_gate = gates
-    assert isinstance(ours_gate, PassedGate)
-    assert isinstance(baseline_gate, PassedGate)
-    timing = Timing(ours_gate, baseline_gate, tuple(blocks), plan.tokens, clock.name)
-    energy = _energy(ours, baseline, cell, plan)
+    name = clock.name if baseline_clock is None or baseline_clock.name == clock.name else f"{clock.name}; {baseline_clock.name}"
+    timing = Timing(gates[0], gates[1], tuple(blocks), plan.tokens, name)
+    energy = {**_energy(ours, baseline, cell, plan), **_busy(baseline, cell, plan)}
     seen = summary(readings)
     record = timed(
         timing, device=cell.device, mode=cell.mode, precision=_precision(ours, baseline), floor=floor, seed=plan.seed,
@@ -344,6 +387,13 @@ def _energy(ours: Engine, baseline: Engine, cell: Cell, plan: Plan) -> dict[str,
         if found is not None:
             out[f"{name}_joules"] = found
     return out
+
+
+def _busy(baseline: Engine, cell: Cell, plan: Plan) -> dict[str, float]:
+    """How long of a token the device works, where the baseline can tell: what its host costs is the rest of its wall time."""
+    ask = getattr(baseline, "busy_seconds", None)
+    seconds = ask(cell.first_ids(UNTIMED, plan.seed), plan.tokens) if callable(ask) else None
+    return {} if seconds is None else {"baseline_busy_us": 1e6 * seconds}
 
 
 def _outputs_fault(cell: Cell, calls: Sequence[TimedCall], plan: Plan, score: Score) -> str | None:

@@ -17,7 +17,7 @@ def hf_eager(setting: Setting) -> HfEager:
     return HfEager(setting.source, setting.threads, setting.precision, setting.device)
 
 
-def _live(setting: Setting) -> Any:
+def live_model(setting: Setting) -> Any:
     """The transformers model of the setting, loaded once for all baselines."""
     key = f"hf {setting.precision} {setting.device}"
     if key not in setting.shared:
@@ -25,7 +25,7 @@ def _live(setting: Setting) -> Any:
     return setting.shared[key]
 
 
-def _weights(setting: Setting) -> TorchWeights:
+def fused_weights(setting: Setting) -> TorchWeights:
     """Fused weights, made once; those that a run has made already stand in ``shared`` under "weights"."""
     import torch
 
@@ -33,7 +33,7 @@ def _weights(setting: Setting) -> TorchWeights:
     from amk_core.importer import open_model
 
     if "weights" not in setting.shared:
-        live = _live(setting)
+        live = live_model(setting)
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[setting.precision]
         setting.shared["weights"] = from_live(open_model(live).graph, live, setting.device, dtype)
     made: TorchWeights = setting.shared["weights"]
@@ -43,13 +43,13 @@ def _weights(setting: Setting) -> TorchWeights:
 def hf_compile(setting: Setting) -> HfCompiled:
     from amk_bench.baselines.hf_compiled import HfCompiled
 
-    return HfCompiled(_live(setting), setting.batch, setting.context)
+    return HfCompiled(live_model(setting), setting.batch, setting.context)
 
 
 def _fused(setting: Setting, mode: Any) -> FusedEngine:
     from amk_bench.baselines.engines import FusedEngine
 
-    return FusedEngine(_weights(setting), setting.batch, setting.context, mode)
+    return FusedEngine(fused_weights(setting), setting.batch, setting.context, mode)
 
 
 def fused(setting: Setting) -> FusedEngine:

@@ -27,9 +27,21 @@ BUILT_IN: Mapping[str, str] = {
     "fused": "amk_bench.baselines.factories:fused",
     "fused-graph": "amk_bench.baselines.factories:fused_graph",
     "fused-compile": "amk_bench.baselines.factories:fused_compile",
+    "pdl-graph": "amk_bench.rivals.pdl:pdl_graph",
 }
+# Engines of others, in processes of their own, and those that are named with the reason for their empty cells.
+RIVALS: Mapping[str, str] = {
+    "vllm": "amk_bench.rivals.serving:vllm",
+    "llama.cpp": "amk_bench.rivals.serving:llama_cpp",
+    "hazyresearch": "amk_bench.rivals.absent:hazyresearch",
+    "mirage": "amk_bench.rivals.absent:mirage",
+    "sglang": "amk_bench.rivals.absent:sglang",
+    "tensorrt-llm": "amk_bench.rivals.absent:tensorrt_llm",
+    "automegakernel": "amk_bench.rivals.absent:automegakernel",
+}
+OWN: Mapping[str, str] = {**BUILT_IN, **RIVALS}
 # Those whose point is a GPU: on a CPU they run in the tests, not in the table.
-GPU_ONLY = ("hf-compile", "fused-graph", "fused-compile")
+GPU_ONLY = ("hf-compile", "fused-graph", "fused-compile", "pdl-graph", *RIVALS)
 
 
 class BaselineUnavailable(RuntimeError):
@@ -67,7 +79,7 @@ def _added() -> dict[str, EntryPoint]:
 
 def names() -> list[str]:
     """Built-in ones in their order, then what installed packages add, by name.  Reads metadata only."""
-    return [*BUILT_IN, *sorted(_added().keys() - BUILT_IN.keys())]
+    return [*OWN, *sorted(_added().keys() - OWN.keys())]
 
 
 def make(name: str, setting: Setting) -> Engine:
@@ -78,15 +90,17 @@ def make(name: str, setting: Setting) -> Engine:
         BaselineUnavailable: it cannot be imported, made or run here; the message says why.
     """
     added = _added()
-    if name not in BUILT_IN and name not in added:
+    if name not in OWN and name not in added:
         raise KeyError(f"no baseline named {name!r}; there are {', '.join(names())}")
     try:
-        if name in BUILT_IN:
-            module, _, attribute = BUILT_IN[name].partition(":")
+        if name in OWN:
+            module, _, attribute = OWN[name].partition(":")
             factory: Any = getattr(importlib.import_module(module), attribute)
         else:
             factory = added[name].load()
         engine = cast("Engine", cast(Callable[[Setting], Any], factory)(setting))
+    except BaselineUnavailable:
+        raise
     except Exception as error:
         raise BaselineUnavailable(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     reason = engine.available()

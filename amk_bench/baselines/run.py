@@ -23,14 +23,15 @@ from amk_bench import arena as arenas
 from amk_bench import fingerprint, instruments
 from amk_bench.arena import Arena
 from amk_bench.baselines import registry
-from amk_bench.measure import Plan
-from amk_bench.results import NoteRecord, Record, SkipRecord, document, write_atomically
+from amk_bench.measure import Plan, Sitting
+from amk_bench.results import LatencyRecord, NoteRecord, Record, SkipRecord, document, write_atomically
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.machine import probe
 
 POSITIONS = (16, 128, 1024, 2000)
-BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager")
+BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager", "pdl-graph", *registry.RIVALS)
 TOKENS, BLOCKS = 16, 8
+NO_TIME = "no time was left for this cell"
 WAIT_S = 400.0  # for the other models to compile
 
 
@@ -60,6 +61,7 @@ class Bench:
         self.model, self.say = model, say
         self.records: list[Record] = []
         self.names: list[str] = []
+        self.left_out: dict[str, str] = {}
         self.arena: Arena | None = None
         try:
             self.arena = make()
@@ -69,6 +71,10 @@ class Bench:
         for name in names:
             try:
                 engine = self.arena.rival(name)
+            except registry.BaselineUnavailable as error:
+                self.left_out[name] = str(error)
+                say(f"{name}: {error}")
+                continue
             except Exception as error:
                 self._broke(f"{model} against {name}", name, error)
                 continue
@@ -88,7 +94,10 @@ class Bench:
         if self.arena is None:
             return
         noted = False
+        paused: list[tuple[int, str, Sitting]] = []
         for position in positions:
+            for name, reason in self.left_out.items():
+                self._skip(position, name, reason)
             names = [name for name in self.names if self._parity(self.arena.engines[name], position)]
             if not self._parity(self.arena.ours, position):
                 continue
@@ -98,19 +107,65 @@ class Bench:
                 noted = True
             for name in names:
                 if time.monotonic() > deadline:
-                    run = f"python -m amk_bench.baselines.run --model {self.model} --positions {position} --baselines {name}"
-                    left_out = f"{self.model} at {position} against {name}"
-                    self.records.append(SkipRecord(left_out, "no time was left for this cell", f"{run} --out FILE"))
+                    self._skip(position, name, NO_TIME)
                     continue
-                start = time.monotonic()
-                record, _ = self.arena.compare(name, position, plan, floor)
-                self.records.append(record)
-                took = (
-                    f"{record.ours_us:.0f} us, {record.baseline_us:.0f} us"
-                    if record.ours_us and record.baseline_us
-                    else record.reason
-                )
-                self.say(f"position {position}, {name}: {record.verdict} {took} ({time.monotonic() - start:.1f} s)")
+                halves = hasattr(self.arena.engines[name], "restart")
+                work = self.arena.sittings(name, position, plan, floor, halves=halves)
+                if self._go_on(position, name, work):
+                    paused.append((position, name, work))
+        for name in dict.fromkeys(name for _, name, _ in paused):
+            self._restart(name)
+        for position, name, work in paused:
+            while name not in self.left_out and self._go_on(position, name, work):
+                pass
+            if name in self.left_out:
+                self._skip(position, name, self.left_out[name])
+
+    def _go_on(self, position: int, name: str, work: Sitting) -> bool:
+        """One sitting of a cell; True where another is left.  An engine that breaks has its cell empty with what it said."""
+        start = time.monotonic()
+        try:
+            next(work)
+            self.say(f"position {position}, {name}: first sitting ({time.monotonic() - start:.1f} s)")
+            return True
+        except StopIteration as end:
+            record: LatencyRecord = end.value[0]
+        except Exception as error:
+            self._broke(self._cell(position, name), name, error)
+            return False
+        self.records.append(record)
+        both = record.ours_us and record.baseline_us
+        took = f"{record.ours_us:.0f} us, {record.baseline_us:.0f} us" if both else record.reason
+        self.say(f"position {position}, {name}: {record.verdict} {took} ({time.monotonic() - start:.1f} s)")
+        return False
+
+    def _restart(self, name: str) -> None:
+        """A fresh process in the middle of the measurement: what a start happens to give an engine shall not decide."""
+        assert self.arena is not None
+        engine: Any = self.arena.engines[name]
+        try:
+            engine.restart()
+            self.say(f"{name}: restarted")
+        except Exception as error:
+            self.left_out[name] = f"it could not be restarted: {error}"[:500]
+            self.say(f"{name}: {self.left_out[name]}")
+
+    def _cell(self, position: int, name: str) -> str:
+        assert self.arena is not None
+        batch = self.arena.setting.batch
+        return f"{self.model} at {position}{f', batch {batch}' if batch != 1 else ''} against {name}"
+
+    def _skip(self, position: int, name: str, reason: str) -> None:
+        run = f"python -m amk_bench.baselines.run --model {self.model} --positions {position} --baselines {name} --out FILE"
+        self.records.append(SkipRecord(self._cell(position, name), reason, run if reason == NO_TIME else ""))
+
+    def close(self) -> None:
+        """Ends the processes of rivals, and says of each engine what it is only now known to be."""
+        for engine in self.arena.engines.values() if self.arena else ():
+            if hasattr(engine, "close"):
+                told = ", ".join(f"{k}: {v}" for k, v in registry.describe(engine).items())
+                self.records.append(NoteRecord(f"{self.model}: {engine.name}: {told}"))
+                engine.close()
 
     def _parity(self, engine: Any, position: int) -> bool:
         """P2 of an engine, recorded; an engine that shows no logits has its tokens checked in the cell alone."""
@@ -175,6 +230,7 @@ def main(argv: list[str] | None = None) -> int:
                 plan = instruments.for_this_card().equip(Plan(args.tokens, args.blocks, args.seed), energy_s=args.energy)
                 bench.run(positions, plan, start + args.seconds)
         finally:
+            bench.close()
             given = sys.argv[1:] if argv is None else argv
             command = ["python", "-m", "amk_bench.baselines.run", *fingerprint.without_places(given)]
             device, arch = (card.name, card.arch) if card else ("cpu", "cpu")

@@ -1,0 +1,131 @@
+"""The judge's very weights in the formats that rivals read: a HuggingFace folder, or a GGUF file; removed when the run ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amk_core.graph import ModelGraph
+
+
+def place(shared: dict[str, Any]) -> Path:
+    """The folder of this run's files, in the system's temporary folder."""
+    if "rival files" not in shared:
+        folder = Path(tempfile.mkdtemp(prefix="amk-rivals-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        shared["rival files"] = folder
+    found: Path = shared["rival files"]
+    return found
+
+
+def hf_folder(live: Any, folder: Path) -> Path:
+    """config.json and safetensors of a live transformers model, a file a layer; tied heads are left out."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads(live.config.to_json_string(use_diff=False))
+    config.pop("quantization_config", None)
+    config |= {"architectures": [type(live).__name__], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    tied = bool(live.config.tie_word_embeddings)
+    groups: dict[str, dict[str, Any]] = {}
+    for name, tensor in live.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        parts = name.split(".")
+        groups.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[name] = tensor
+    where: dict[str, str] = {}
+    for number, tensors in enumerate(groups.values()):
+        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        # Fused matrices are views of one another's memory; a file has each on its own.
+        save_file({n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}, folder / file, {"format": "pt"})
+        where |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
+    return folder
+
+
+def interleaved(matrix: Any, heads: int) -> Any:
+    """Rows of a Q or K matrix [heads * d, h] in GGUF's order: rotated pairs beside each other, where HuggingFace has halves."""
+    d = matrix.shape[0] // heads
+    return matrix.view(heads, 2, d // 2, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
+
+
+def tensors_of(graph: ModelGraph, live: Any) -> Iterator[tuple[str, Any]]:
+    """GGUF names and tensors of a live model."""
+    state = live.state_dict()
+    yield "token_embd.weight", state["model.embed_tokens.weight"]
+    yield "output_norm.weight", state["model.norm.weight"]
+    if not graph.tied_head:
+        yield "output.weight", state["lm_head.weight"]
+    for i in range(graph.n_layers):
+        p, b = f"model.layers.{i}.", f"blk.{i}."
+        yield b + "attn_norm.weight", state[p + "input_layernorm.weight"]
+        yield b + "attn_q.weight", interleaved(state[p + "self_attn.q_proj.weight"], graph.n_heads)
+        yield b + "attn_k.weight", interleaved(state[p + "self_attn.k_proj.weight"], graph.n_kv_heads)
+        yield b + "attn_v.weight", state[p + "self_attn.v_proj.weight"]
+        yield b + "attn_output.weight", state[p + "self_attn.o_proj.weight"]
+        yield b + "ffn_norm.weight", state[p + "post_attention_layernorm.weight"]
+        yield b + "ffn_gate.weight", state[p + "mlp.gate_proj.weight"]
+        yield b + "ffn_up.weight", state[p + "mlp.up_proj.weight"]
+        yield b + "ffn_down.weight", state[p + "mlp.down_proj.weight"]
+
+
+def rope_divisors(graph: ModelGraph) -> np.ndarray[Any, Any]:
+    """By how much llama3 scaling slows each rotated pair, float32 [head_dim / 2]."""
+    from amk_core.importer.rope import inverse_frequencies
+
+    spec = graph.rope
+    plain = 1.0 / spec.theta ** (np.arange(0, spec.head_dim, 2, dtype=np.float64) / spec.head_dim)
+    slowed, _ = inverse_frequencies(spec)
+    out: np.ndarray[Any, Any] = (plain / slowed.double().numpy()).astype(np.float32)
+    return out
+
+
+def gguf_file(graph: ModelGraph, live: Any, path: Path) -> Path:
+    """A GGUF file with the model's matrices in bf16 and norms in float32, without a tokenizer.
+
+    Raises ValueError for a rotary kind that the format has no fields for.
+    """
+    import gguf
+    import torch
+
+    if graph.rope.kind not in ("default", "llama3"):
+        raise ValueError(f"{graph.name}: rotary kind {graph.rope.kind} is not written to GGUF here")
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name(graph.name)
+    writer.add_block_count(graph.n_layers)
+    writer.add_context_length(graph.context)
+    writer.add_embedding_length(graph.hidden_size)
+    writer.add_feed_forward_length(graph.intermediate_size)
+    writer.add_head_count(graph.n_heads)
+    writer.add_head_count_kv(graph.n_kv_heads)
+    writer.add_key_length(graph.head_dim)
+    writer.add_value_length(graph.head_dim)
+    writer.add_rope_dimension_count(graph.head_dim)
+    writer.add_layer_norm_rms_eps(graph.norm_eps)
+    writer.add_rope_freq_base(graph.rope.theta)
+    writer.add_vocab_size(graph.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("no_vocab")
+    kinds = gguf.GGMLQuantizationType
+    if graph.rope.kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_divisors(graph))
+    for name, tensor in tensors_of(graph, live):
+        host = tensor.detach().to("cpu")
+        if host.ndim == 1:
+            writer.add_tensor(name, host.float().numpy())
+        else:
+            raw = host.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+            writer.add_tensor(name, raw, raw_dtype=kinds.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
