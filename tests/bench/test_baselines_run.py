@@ -107,6 +107,60 @@ def test_a_baseline_that_cannot_be_made_leaves_the_others_alone() -> None:
     assert "no baseline named 'no-such-baseline'" in broken.reason
 
 
+class Elsewhere(FusedEngine):
+    """A rival that can be restarted, as those in their own processes; ``breaks`` says in which call of :meth:`prepare`."""
+
+    breaks, prepared, restarts, ended = 0, 0, 0, False
+
+    def prepare(self, prefix: Any, batch: int, room: int) -> None:
+        self.prepared += 1
+        if self.prepared == self.breaks:
+            raise RuntimeError("it ended during prepare, status 9")
+        super().prepare(prefix, batch, room)
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def close(self) -> None:
+        self.ended = True
+
+
+def _elsewhere(breaks: int = 0) -> Elsewhere:
+    engine = Elsewhere(random_weights(GRAPH, 1, "cpu", torch.bfloat16), 1, 96, "eager")
+    engine.name, engine.breaks = "elsewhere", breaks
+    return engine
+
+
+def test_a_rival_in_its_own_process_is_restarted_once_in_the_middle_of_all_its_cells() -> None:
+    engine = _elsewhere()
+    here = bench(elsewhere=engine)
+    here.run([0, 16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    here.close()
+    times = [r for r in here.records if isinstance(r, LatencyRecord) and r.baseline == "elsewhere"]
+    assert [(r.position, len(r.baseline_samples_us)) for r in times] == [(0, 12), (16, 12)], [r.reason for r in times]
+    assert engine.restarts == 1
+    assert engine.prepared == 6  # P2, and before and after the restart, at two positions
+    assert engine.ended
+
+
+def test_a_rival_that_dies_in_a_cell_costs_that_cell() -> None:
+    here = bench(elsewhere=_elsewhere(breaks=2))
+    here.run([0, 16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    (empty,) = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert (empty.cell, empty.broken) == ("tiny at 0 against elsewhere", True)
+    assert "it ended during prepare, status 9" in empty.reason
+    assert {r.position for r in here.records if isinstance(r, LatencyRecord) and r.baseline == "elsewhere"} == {16}
+
+
+def test_a_rival_that_cannot_be_had_is_an_empty_cell_at_every_position() -> None:
+    made = bench()
+    here = Bench("tiny", lambda: cast(Arena, made.arena), ["mirage"], lambda text: None)
+    here.run([0, 16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    empty = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert [r.cell for r in empty] == ["tiny at 0 against mirage", "tiny at 16 against mirage"]
+    assert all("no adapter builds it" in r.reason and not r.broken for r in empty)
+
+
 def test_limits_follow_huggingface_s_own_error() -> None:
     assert Limits(0.01).logits == 0.02
     assert Limits(0.01).slack == 0.04
