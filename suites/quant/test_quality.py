@@ -141,9 +141,11 @@ def claim(record: Recorder, level: str, what: str, seen: float, limit: float, un
     assert passed, f"{what}: {shown[0]}, required {shown[1]}"
 
 
-def test_int8_is_near_bf16(measure: Measure, amk_record: Recorder) -> None:
+def test_int8_is_near_bf16(measure: Measure, amk_options: Options, amk_record: Recorder) -> None:
     q = measure("rounded", INT8)
     claim(amk_record, "Q1", f"KL of {INT8} from bf16, nats a position", q.mean_kl, INT8_KL, "nats")
+    if amk_options.tier == "quick":  # one window is too little text to judge the increase by; it is noted
+        return
     claim(amk_record, "Q1", f"perplexity of {INT8} over bf16's", q.increase, INT8_PERPLEXITY, "%")
 
 
