@@ -37,6 +37,7 @@ Purpose = Literal["decode", "prefill", "logits"]
 Mode = Literal["exact", "fast"]
 
 KV_PAD_ROWS = 128  # rows behind the context: a launch may start at the last position and still stays inside its buffer
+BESIDE_MERGED = 40 << 10  # bytes of shared memory for everything else, where merged attention lies there
 MAX_STOP_IDS = 16
 MAX_ROWS = 256  # rows of one step, batch * chunk
 MAX_BATCH, MAX_CHUNK = 16, 16
@@ -120,6 +121,10 @@ class _Lowering:
         staged = 2 * self.m * max(graph.hidden_size, graph.n_heads * graph.head_dim, min(graph.intermediate_size, 2048))
         small = small and (self.m == 1 or not target.smem_bytes or staged <= target.smem_bytes // 3)
         self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and small
+        # merged attention of all rows lies in shared memory, beside a ring of weights and the buffers of a product
+        merged = 2 * self.m * graph.n_heads * graph.head_dim
+        room = not target.smem_bytes or mode == "exact" or merged <= target.smem_bytes - BESIDE_MERGED
+        self.fuse_combine = config.fuse_combine and room
 
     # -- buffers
     def buffers(self) -> None:
@@ -155,7 +160,7 @@ class _Lowering:
             act("h", (m, g.hidden_size))
             act("q", (m, heads * d))
             act("part", part)
-            if not self.c.fuse_combine:
+            if not self.fuse_combine:
                 act("attn", (m, heads * d))
             act("act", (m, g.intermediate_size))
         const("embed", Kind.TABLE, (g.vocab_size, g.hidden_size), weight)
@@ -275,13 +280,13 @@ class _Lowering:
         else:
             after = self.by_head(i, qkv, attn, before)
         residual = {"m": m, "layer": i, "packed": packed}
-        if not self.tagged and not c.fuse_combine:
+        if not self.tagged and not self.fuse_combine:
             merge = [
                 {**attn_shape, "part": at["part"], "out": at["attn"], "seq": seq, "kv_head": head}
                 for seq in range(geo.batch) for head in range(kv)
             ]  # fmt: skip
             after = self.phase("attn_combine", f"L{i}.combine", merge, after)
-        if self.tagged or not c.fuse_combine:
+        if self.tagged or not self.fuse_combine:
             o_op, o_shape = "o_proj", {**residual, "x": at["attn"], "k": heads * d, "out": at["mid"]}
         else:
             o_op = "o_proj_combine"

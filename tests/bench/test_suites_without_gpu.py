@@ -39,7 +39,9 @@ def test_exit_code_0_with_reasons_and_a_file_that_pytest_benchmark_reads(tmp_pat
     assert missing
     assert all("--arch=sm_89" in r.command for r in missing)
     assert not [r for r in records if isinstance(r, results.LatencyRecord)]
-    assert any("validator" in r.text for r in records if isinstance(r, results.NoteRecord)), "the validator ran"
+    notes = [r.text for r in records if isinstance(r, results.NoteRecord)]
+    assert any("validator" in text for text in notes), "the validator ran"
+    assert len([text for text in notes if text.startswith("compile gate, sm_89: ")]) == 12
     compare = [sys.executable, "-m", "pytest_benchmark", "compare", str(out)]
     read = subprocess.run(compare, cwd=ROOT, capture_output=True, text=True, check=False)
     assert read.returncode == 0, read.stderr

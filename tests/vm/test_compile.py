@@ -154,3 +154,15 @@ def test_amk_compile_prints_the_resources(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "registers" in out
     assert main(["compile", MODEL, "--arch", "sm_70"]) == 2
     assert "sm_80, sm_86, sm_89, sm_90, sm_120" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "card", [t for t in Target.profiles() if t.name in ("l4", "a100", "h200", "rtx5090")], ids=lambda t: t.name
+)
+@pytest.mark.parametrize("model", GRAPH_SHAPES)
+def test_a_prompt_of_sixteen_rows_fits_every_card_by_default(model: str, card: Target) -> None:
+    """Where attention merged by every tile does not fit, separate tasks merge it."""
+    made = lower(GRAPH_SHAPES[model], ScheduleConfig(), card, Geometry("prefill", 1, 16, 64), "fast")
+    dims = Dims.of(made)
+    assert plan_build(dims, card.arch, card.smem_bytes).shared_bytes <= card.smem_bytes
+    assert dims.fused_combine == (model == MODEL or card.name == "h200" or (card.name == "a100" and model != "llama-3.1-8b"))
