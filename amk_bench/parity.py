@@ -44,16 +44,23 @@ def logit_distance(ours: npt.NDArray[Any], reference: npt.NDArray[Any]) -> Logit
     return LogitDistance(worst, largest, row)
 
 
+def log_softmax(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Of each row, in float64."""
+    wide = x.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return wide
+
+
 def nll_sum(logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> float:
     """Sum of -log softmax(logits)[target], in nats, all in float64.  logits [n, vocabulary], targets [n]."""
     if len(logits) != len(targets):
         raise ValueError(f"{len(logits)} rows of logits for {len(targets)} targets")
     total = 0.0
     for start in range(0, len(logits), ROWS):
-        block = logits[start : start + ROWS].astype(np.float64)
-        wanted = np.take_along_axis(block, np.asarray(targets[start : start + ROWS], dtype=np.int64)[:, None], axis=1)[:, 0]
-        top = block.max(axis=1)
-        total += float((np.log(np.exp(block - top[:, None]).sum(axis=1)) + top - wanted).sum())
+        wanted = np.asarray(targets[start : start + ROWS], dtype=np.int64)
+        block = log_softmax(logits[start : start + ROWS])
+        total -= float(block[np.arange(len(block)), wanted].sum())
     return total
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amk_bench.parity import log_softmax
+
 ROWS = 128  # rows widened to float64 at a time
 
 
@@ -74,14 +76,6 @@ def compare(logits: npt.NDArray[Any], reference: npt.NDArray[Any], targets: Sequ
         agree = int((logits[part].argmax(axis=1) == reference[part].argmax(axis=1)).sum())
         out += Quality(len(ours), -float(ours[at].sum()), -float(theirs[at].sum()), kl, agree)
     return out
-
-
-def log_softmax(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Of each row, in float64."""
-    wide = x.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    return wide
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
