@@ -88,6 +88,33 @@ struct WeightStream {
   }
 };
 
+// An output of row `r` from its kParts lanes: their sums together, times the factor of the norm, and `other`, the output beside it.
+// All lanes of a warp take part.  True: it was a gate of a tagged task, which is stored already.
+template <int K, class Source>
+__device__ __forceinline__ bool joined(const Context c, const Source& source, const Finish& finish, int local, int r, bool there,
+                                       float& sum, float& other) {
+  float mean = 0.0f;
+  if (Source::kNormed && there) {
+    const float4 s = *reinterpret_cast<const float4*>(FastWork::squares() + r * kWarps + c.thread % kParts * 4);
+    mean = (s.x + s.y) + (s.z + s.w);
+  }
+#pragma unroll
+  for (int off = 1; off < kParts; off <<= 1) {
+    sum = sum + __shfl_xor_sync(~0u, sum, off);
+    if constexpr (Source::kNormed) mean = mean + __shfl_xor_sync(~0u, mean, off);
+  }
+  if constexpr (Source::kNormed) sum = sum * rsqrt_fast(mean * (1.0f / float(K)) + source.eps);
+  other = __shfl_xor_sync(~0u, sum, kParts);
+  if constexpr (kTagged) {
+    if (finish.kind == Finish::kGate) {  // all threads alike
+      const float mine = Finish::gate(sum, other), next = __shfl_down_sync(~0u, mine, 2 * kParts);
+      if (there && c.thread % (4 * kParts) == 0) finish.store_gates(c, local, r, mine, next);
+      return true;
+    }
+  }
+  return false;
+}
+
 #if AMK_ROWS == 1  // else gemv_rows.cuh
 template <int K, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
@@ -96,7 +123,6 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
   uint8_t* staged = FastWork::staged() + warp * (S::kPerWarp * kRows * 64);
 
   // The first pair of outputs this thread will finish: its residual is on its way during the product.
-  constexpr int kItemRows = kTileRows * 8;  // (activation row, output row) pairs of a row group
   const int item0 = c.thread / kParts;
   const bool finisher = c.thread % (2 * kParts) == 0;  // the lane that finishes a pair of outputs
   float2 pre = make_float2(1.0f, 0.0f);
@@ -141,54 +167,44 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       if (u < S::kUnits) reinterpret_cast<uint2*>(staged + j * 64)[lane % 8] = x;
     }
   } else {
-#pragma unroll 1
-    for (int r = 0; r < kRows; ++r) {
-      float4 v[S::kLoads];
+    float4 v[S::kLoads];
 #pragma unroll
-      for (int i = 0; i < S::kLoads; ++i) {
-        const int u = warp + kWarps * (4 * i + lane / 8);
-        v[i] = source.load(c, r, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
-      }
-      if (r == 0) {
-        if (finish.kind == Finish::kResidual && finisher) {
-          const int local = item0 / kItemRows * 8 + (item0 & 7), row = item0 / 8 % kTileRows;
-          if (local < finish.n && row < kRows) pre = finish.prefetch(c, local, row);
-        }
-        stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
-        if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
-      }
-      squares = 0.0f;
+    for (int i = 0; i < S::kLoads; ++i) {
+      const int u = warp + kWarps * (4 * i + lane / 8);
+      v[i] = source.load(c, 0, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
+    }
+    if (finish.kind == Finish::kResidual && finisher) {
+      const int local = item0 / 8 * 8 + (item0 & 7);
+      if (local < finish.n) pre = finish.prefetch(c, local, 0);
+    }
+    stream.template next<true>(c, 0);  // the first weights come to registers while the activations are on their way
+    if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
 #pragma unroll
-      for (int i = 0; i < S::kLoads; ++i) {
-        const int j = 4 * i + lane / 8, u = warp + kWarps * j;
-        if constexpr (Source::kNormed) {
-          squares = fma_f32(v[i].x, v[i].x, squares);
-          squares = fma_f32(v[i].y, v[i].y, squares);
-          squares = fma_f32(v[i].z, v[i].z, squares);
-          squares = fma_f32(v[i].w, v[i].w, squares);
-        }
-        if (S::kStaged && u < S::kUnits) {
-          float4 x = v[i];
-          if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
-          const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
-          uint8_t* unit = staged + (j * kRows + r) * 64;
-          if constexpr (Source::kHalves) {
-            reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
-          } else {
-            reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
-          }
-        }
+    for (int i = 0; i < S::kLoads; ++i) {
+      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+      if constexpr (Source::kNormed) {
+        squares = fma_f32(v[i].x, v[i].x, squares);
+        squares = fma_f32(v[i].y, v[i].y, squares);
+        squares = fma_f32(v[i].z, v[i].z, squares);
+        squares = fma_f32(v[i].w, v[i].w, squares);
       }
-      if (Source::kNormed && kRows > 1) {  // with one row the sum over the lanes follows the first products
-        squares = tree_sum(squares);
-        if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
+      if (S::kStaged && u < S::kUnits) {
+        float4 x = v[i];
+        if constexpr (Source::kNormed) x = times(x, source.weight(c, i, u * 32 + lane % 8 * 4));
+        const uint32_t low = pack_bf16(x.x, x.y), high = pack_bf16(x.z, x.w);
+        uint8_t* unit = staged + j * 64;
+        if constexpr (Source::kHalves) {
+          reinterpret_cast<uint32_t*>(unit)[lane % 8] = low, reinterpret_cast<uint32_t*>(unit)[lane % 8 + 8] = high;
+        } else {
+          reinterpret_cast<uint2*>(unit)[lane % 8] = make_uint2(low, high);
+        }
       }
     }
   }
   __syncwarp();
   if (Source::kNormed && finish.kind == Finish::kRotate && finisher) pre = *Prologue::angle(item0);
 
-  constexpr bool kHeld = S::kPieces == 1 && kRowTiles == 1 && S::kStaged;  // activations stay in registers
+  constexpr bool kHeld = S::kPieces == 1 && S::kStaged;  // activations stay in registers
   uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
   if constexpr (kHeld) {
 #pragma unroll
@@ -239,70 +255,34 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
           }
         }
       }
-      if constexpr (kRowTiles == 1) {  // lane (g, t): rows g and g + 8 of the activations, outputs 2t and 2t + 1
-        const int g = lane >> 2, t = lane & 3;
+      const int g = lane >> 2, t = lane & 3;  // a lane has row g of the activations, of which there is one, and outputs 2t and 2t + 1
 #pragma unroll
-        for (int a = 0; a < S::kTogether; ++a) {
-          if (a > 0 && group + a >= g1) break;
-          float* to = FastWork::red(parity) + (((group + a - g0) * kTileRows + g) * 8 + 2 * t) * kWarps + warp;
-          if (g < kTileRows) to[0] = acc[a][0][0] + acc[a][1][0], to[kWarps] = acc[a][0][1] + acc[a][1][1];
-          if (kTileRows > 8) {
-            to += 8 * 8 * kWarps;
-            to[0] = acc[a][0][2] + acc[a][1][2], to[kWarps] = acc[a][0][3] + acc[a][1][3];
-          }
-        }
+      for (int a = 0; a < S::kTogether; ++a) {
+        if (a > 0 && group + a >= g1) break;
+        float* to = FastWork::red(parity) + ((group + a - g0 + g) * 8 + 2 * t) * kWarps + warp;
+        if (g < 1) to[0] = acc[a][0][0] + acc[a][1][0], to[kWarps] = acc[a][0][1] + acc[a][1][1];
       }
     }
-    if (Source::kNormed && kRows == 1 && g0 == 0) {
+    if (Source::kNormed && g0 == 0) {
       squares = tree_sum(squares);
       if (lane == 0) FastWork::squares()[warp] = squares;
     }
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      if constexpr (kRowTiles > 1) {
-        const int g = lane >> 2, t = lane & 3;
-        float* to = FastWork::red(parity) + (g * 8 + 2 * t) * kWarps + warp;
-        to[0] = acc[m][0][0] + acc[m][1][0], to[kWarps] = acc[m][0][1] + acc[m][1][1];
-        to += 8 * 8 * kWarps;
-        to[0] = acc[m][0][2] + acc[m][1][2], to[kWarps] = acc[m][0][3] + acc[m][1][3];
-      }
-      sync_tasks();
-      // kParts lanes an output; a whole warp stays together for the shuffles.
-      const int items = (g1 - g0) * kItemRows;
+    sync_tasks();
+    // kParts lanes an output; a whole warp stays together for the shuffles.
+    const int items = (g1 - g0) * 8;
 #pragma unroll 1
-      for (int q = item0; q < up(items, 32 / kParts); q += kItems) {
-        const int part = c.thread % kParts, local = (g0 + q / kItemRows) * 8 + (q & 7), r = m * 16 + q / 8 % kTileRows;
-        const bool there = q < items && local < finish.n && r < kRows;
-        float sum = 0.0f, mean = 0.0f;
-        if (q < items) {
-          const float4 f = *reinterpret_cast<const float4*>(FastWork::red(parity) + q * kWarps + part * 4);
-          sum = (f.x + f.y) + (f.z + f.w);
-          if (Source::kNormed && there) {
-            const float4 s = *reinterpret_cast<const float4*>(FastWork::squares() + r * kWarps + part * 4);
-            mean = (s.x + s.y) + (s.z + s.w);
-          }
-        }
-#pragma unroll
-        for (int off = 1; off < kParts; off <<= 1) {
-          sum = sum + __shfl_xor_sync(~0u, sum, off);
-          if constexpr (Source::kNormed) mean = mean + __shfl_xor_sync(~0u, mean, off);
-        }
-        if constexpr (Source::kNormed) sum = sum * rsqrt_fast(mean * (1.0f / float(K)) + source.eps);
-        const float other = __shfl_xor_sync(~0u, sum, kParts);
-        if constexpr (kTagged) {
-          if (finish.kind == Finish::kGate) {  // all threads alike
-            const float mine = Finish::gate(sum, other), next = __shfl_down_sync(~0u, mine, 2 * kParts);
-            if (there && c.thread % (4 * kParts) == 0) finish.store_gates(c, local, r, mine, next);
-            continue;
-          }
-        }
-        if (there && finisher) {
-          const bool first = m == 0 && g0 == 0 && q == item0;
-          finish.apply(c, local, r, sum, other, first ? pre : finish.prefetch(c, local, r));
-        }
+    for (int q = item0; q < up(items, 32 / kParts); q += kItems) {
+      const int part = c.thread % kParts, local = (g0 + q / 8) * 8 + (q & 7);
+      const bool there = q < items && local < finish.n;
+      float sum = 0.0f, other;
+      if (q < items) {
+        const float4 f = *reinterpret_cast<const float4*>(FastWork::red(parity) + q * kWarps + part * 4);
+        sum = (f.x + f.y) + (f.z + f.w);
       }
-      parity ^= 1;
+      if (joined<K>(c, source, finish, local, 0, there, sum, other)) continue;
+      if (there && finisher) finish.apply(c, local, 0, sum, other, g0 == 0 && q == item0 ? pre : finish.prefetch(c, local, 0));
     }
+    parity ^= 1;
   }
   stream.cursor.keep(c.thread);
 }

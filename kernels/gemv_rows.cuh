@@ -257,29 +257,12 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       for (int q = item0; q < up(items, 32 / kParts); q += kItems) {
         const int part = c.thread % kParts, local = (g0 + q / kItemRows) * 8 + (q & 7), r = m * 16 + q / 8 % kTileRows;
         const bool there = q < items && local < finish.n && r < kRows;
-        float sum = 0.0f, mean = 0.0f;
+        float sum = 0.0f, other;
         if (q < items) {
           const float* f = FastWork::red(parity) + part * (4 * kRedPlane) + q;
           sum = (f[0] + f[kRedPlane]) + (f[2 * kRedPlane] + f[3 * kRedPlane]);
-          if (Source::kNormed && there) {
-            const float4 s = *reinterpret_cast<const float4*>(FastWork::squares() + r * kWarps + part * 4);
-            mean = (s.x + s.y) + (s.z + s.w);
-          }
         }
-#pragma unroll
-        for (int off = 1; off < kParts; off <<= 1) {
-          sum = sum + __shfl_xor_sync(~0u, sum, off);
-          if constexpr (Source::kNormed) mean = mean + __shfl_xor_sync(~0u, mean, off);
-        }
-        if constexpr (Source::kNormed) sum = sum * rsqrt_fast(mean * (1.0f / float(K)) + source.eps);
-        const float other = __shfl_xor_sync(~0u, sum, kParts);
-        if constexpr (kTagged) {
-          if (finish.kind == Finish::kGate) {  // all threads alike
-            const float mine = Finish::gate(sum, other), next = __shfl_down_sync(~0u, mine, 2 * kParts);
-            if (there && c.thread % (4 * kParts) == 0) finish.store_gates(c, local, r, mine, next);
-            continue;
-          }
-        }
+        if (joined<K>(c, source, finish, local, r, there, sum, other)) continue;
         const float2 now = pre[0];
 #pragma unroll
         for (int i = 0; i + 1 < kPre; ++i) pre[i] = pre[i + 1];
