@@ -7,9 +7,11 @@ checker; the checker by the Python engine on true certificates, on corrupted one
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
+import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,24 @@ def _native() -> Path:
     if root is None:
         raise RuntimeError("the native sources are needed: run from a source tree")
     return root / "amk_core" / "native"
+
+
+def _digest(what: str) -> str:
+    """Of all that the program of ``what`` is made from."""
+    here = (Path(__file__).with_name(n) for n in ("cpp.py", "limits.py", "native.py", "runner.cpp"))
+    made_from = [*sorted(_native().glob("*.?pp")), *here]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in made_from) + what.encode()).hexdigest()
+
+
+def kept(what: str, folder: Path, jobs: int = 2) -> Program:
+    """The program that an earlier call left in the folder, built again when its sources have changed."""
+    note, digest = folder / f"{what}.json", _digest(what)
+    if note.exists() and (known := json.loads(note.read_text("utf-8")))["digest"] == digest:
+        return Program(folder / what, [Mutant(*m) for m in known["mutants"]])
+    folder.mkdir(parents=True, exist_ok=True)
+    program = build(what, folder, jobs)
+    note.write_text(json.dumps({"digest": digest, "mutants": [dataclasses.astuple(m) for m in program.mutants]}), "utf-8")
+    return program
 
 
 def build(what: str, folder: Path, jobs: int = 2) -> Program:
@@ -182,6 +202,23 @@ def run(program: Program, corpus: Path, n_cases: int, processes: int = 1, stride
 
     attempt(program, corpus, [k for k in range(1, len(names) + 1, stride) if k not in how], processes, note)
     return summary(names, how, n_cases)
+
+
+def some(program: Program, corpus: Path, names: Container[str], processes: int = 1) -> dict[str, str]:
+    """Try only mutants of these names: how each died, or that it lives.
+
+    Raises:
+        RuntimeError: the code as written disagrees with the corpus.
+    """
+    known = {number: name for number, name in keys(program.mutants).items() if name in names}
+    out: dict[str, str] = {}
+
+    def note(text: str) -> None:
+        number, how, case = text.split()
+        out[known[int(number)]] = f"{how} (case {case})" if how != "lives" else how
+
+    attempt(program, corpus, sorted(known), processes, note)
+    return out
 
 
 def summary(names: Mapping[int, str], how: Mapping[int, str], n_cases: int) -> Result:

@@ -1,5 +1,8 @@
 """Mutation testing of the validator: ``python -m amk_bench.mutation.run reference|checker|validator [--out FILE]``.
 
+``--only PATTERN`` tries the survivors of the last result whose names match, on the cases that are aimed at survivors.  It keeps the
+program in ``--folder`` and builds it again when its sources have changed.
+
 ``reports/data/mutation/equivalent.json`` accounts for survivors, pattern by pattern: why they change nothing, or that they are open
 (nothing in the corpus notices them).  Exit 1 when more are open than that file allows: a test is missing, or an argument.
 """
@@ -71,6 +74,20 @@ def outcome(what: str, per_class: int, processes: int, stride: int) -> Mapping[s
     return {"mutants": n.mutants, "cases": n.cases, "deaths": n.deaths, "survivors": n.survivors, "report_only": n.report_only}
 
 
+def attempt(pattern: str, folder: Path, processes: int) -> dict[str, str]:
+    """How survivors of the validator's last result fare on the aimed cases."""
+    from amk_bench.mutation import native, validator
+
+    root = source_root()
+    if root is None:
+        raise RuntimeError("run from a source tree: the last result is there")
+    last = json.loads((root / "reports" / "data" / "mutation" / "validator.json").read_text("utf-8"))["survivors"]
+    names = {name for group in last.values() for name in group if re.match(pattern, name)}
+    program = native.kept("validator", folder, processes)
+    native.write_corpus(list(validator.aimed_cases()), folder / "aimed")
+    return native.some(program, folder / "aimed", names, processes)
+
+
 def main(argv: list[str] | None = None) -> int:
     """See the module."""
     p = argparse.ArgumentParser(prog="python -m amk_bench.mutation.run", description=__doc__)
@@ -79,7 +96,16 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--stride", type=int, default=1, help="every so many mutants of native code only: a sample")
     p.add_argument("--processes", type=int, default=1)
     p.add_argument("--out", type=Path, help="result file (JSON)")
+    p.add_argument("--only", metavar="PATTERN", help="only survivors of these names, on the aimed cases alone (validator)")
+    p.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "amk-mutants", help="where --only keeps the program"
+    )
     a: Any = p.parse_args(argv)
+    if a.only is not None:
+        if a.what != "validator":
+            p.error("only the validator has aimed cases")
+        print(*(f"{how}: {name}" for name, how in attempt(a.only, a.folder, a.processes).items()), sep="\n")
+        return 0
     result = dict(outcome(a.what, a.per_class or PER_CLASS[a.what], a.processes, a.stride))
     known, most = arguments(a.what)
     groups = account(result["survivors"], known)

@@ -7,14 +7,14 @@ under the limits of the code as written, and under small ones (limits.py), where
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from amk_bench.adversary import run as attack
 from amk_bench.adversary.net import Json
 from amk_bench.adversary.regressions import REGRESSIONS
-from amk_bench.mutation import checker, directed, exact, phases, small
+from amk_bench.mutation import aimed, checker, directed, exact, phases, small
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.limits import VALIDATOR
 from amk_bench.mutation.native import words
@@ -148,16 +148,27 @@ def _schedules(per_class: int, seed: int) -> Iterator[tuple[Schedule, bool]]:
             yield unpack(tables), True
 
 
-def cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
-    """All of them: under the limits as written, and under one or all of the settings with small ones."""
-    rng = random.Random(f"{seed}/settings")
-    for s, all_ in _schedules(per_class, seed):
+def aimed_cases() -> Iterator[list[int]]:
+    """Those aimed at mutants that nothing else notices."""
+    yield from _judged(((s, True) for s in aimed.schedules()), random.Random(SEED))
+
+
+def _judged(schedules: Iterable[tuple[Schedule, bool]], rng: random.Random) -> Iterator[list[int]]:
+    """Under the limits as written, and under one or all of the settings with small ones."""
+    for s, all_ in schedules:
         tables = pack(s)
         known = truth(s, tables)
         if known is None:
             continue
         for setting in SETTINGS if all_ else (0, rng.choice(SETTINGS[1:])):
             yield words(known.safe, known.rules, known.kept, tables, None, setting)
+
+
+def cases(per_class: int, seed: int = SEED) -> Iterator[list[int]]:
+    """All of them."""
+    rng = random.Random(f"{seed}/settings")
+    yield from _judged(_schedules(per_class, seed), rng)
+    yield from aimed_cases()
     opaque = (s for data, _ in _named(1, seed) if not (s := Schedule.from_json(data)).columns.task_op.any())  # derive no footprint
     for tables in rng.sample([pack(s) for s in opaque], DAMAGED):
         for broken, senseless in islice(checker.damages(tables, 20), 0, None, 23):
