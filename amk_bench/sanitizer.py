@@ -5,19 +5,17 @@ they run: random weights, decode steps with tagged hand-offs in one block of att
 a prompt and its logits, on memory that is filled only where the contract says that it holds data, and with spin bounds scaled to
 the tools' slowness.
 
-racecheck does not take a wait for the phase of an mbarrier for an order between warps, and it takes the thread that issues a bulk
-copy for the one that writes.  So it reports the ring's slots, whatever fills them, and it runs twice.  On the build that users run
-every hazard must have a slot's copy or a steering word on one side.  On the build with AMK_CHECKED, where slots are filled by
-ordinary stores and steering words are atomic, nothing but the slots may be left.  For the order of slots see tests/vm/test_ring.py.
+racecheck does not take a wait for the phase of an mbarrier for an order between warps, so it would report every byte of the ring's
+slots.  It runs on the build with AMK_CHECKED, in which the task warps read weights where they lie, in global memory, and steering
+words are atomic: nothing may be left.  For the order of slots see tests/vm/test_ring.py.
 
-initcheck sees the loads of a thread, not what a bulk copy reads, so it runs twice too: on the build with AMK_CHECKED it sees every
-byte of the weight tape being read, on the build that users run everything else.
+initcheck sees the loads of a thread, not what a bulk copy reads, so it runs twice: on that same build it sees every byte of the
+weight tape being read, on the build that users run (``initcheck-raw``) everything else.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -25,18 +23,15 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOOLS = ("memcheck", "synccheck", "initcheck", "initcheck-raw", "racecheck", "racecheck-raw")
+TOOLS = ("memcheck", "synccheck", "initcheck", "initcheck-raw", "racecheck")
 CHECKED_BUILD = ("initcheck", "racecheck")  # tools that run on the build for them; the others on the one that users run
 SPIN_S = 60.0  # a task under a tool takes up to a thousand times as long
-SLOT, STEERING = ("copy_slot",), ("copy_slot", "peek", "poke")  # functions that fill slots, and that touch steering words
 BARRIERS = 16  # of a CTA; found out by itself, the tool reports far more hazards than it has room for
-HAZARDS = 1 << 25  # that racecheck has room for: millions are of the ring's slots, hence one step a program for it
 LIMIT_S = 150
-_HAZARD = re.compile(r"(?:Error|Warning): (?:Race reported|Potential \w+ hazard)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +43,6 @@ class Verdict:
     words: str
 
 
-def hazards(log: str) -> list[str]:
-    """The blocks of a racecheck log that report a race, one text each."""
-    out: list[str] = []
-    for line in log.splitlines():
-        text = line.removeprefix("=========").rstrip()
-        if _HAZARD.search(text):
-            out.append(text.strip())
-        elif out and text.strip() and line.startswith("=========     "):
-            out[-1] += "\n" + text.strip()
-        elif not text.strip() and out and not out[-1].endswith("\n"):
-            out[-1] += "\n"
-    return [h.strip() for h in out]
-
-
-def explained(hazard: str, by: Sequence[str]) -> bool:
-    """One side of the race, the first line or all the others, is in one of the functions ``by``."""
-    sides = [any(f"{name}(" in line for name in by) for line in hazard.splitlines() if " access at " in line]
-    return len(sides) > 1 and (sides[0] or all(sides[1:]))
-
-
 def judge(tool: str, log: str, rc: int) -> Verdict:
     """A tool's log and exit code as a verdict."""
     if "target done" not in log:
@@ -75,15 +50,6 @@ def judge(tool: str, log: str, rc: int) -> Verdict:
         return Verdict(tool, False, f"the target did not come to its end: {why.strip('= ')}")
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", log)
     told = summary[-1] if summary else "no summary"
-    if tool.startswith("racecheck"):
-        found, raw = hazards(log), tool == "racecheck-raw"
-        odd = [h for h in found if not explained(h, STEERING if raw else SLOT)]
-        words = f"{len(found)} kinds of hazards reported, {len(odd)} other than " + (
-            "slots of the ring and steering words" if raw else "slots of the ring"
-        )
-        if full := "Maximum number of hazards reached" in log:
-            words += "; the tool ran out of room for hazards, so there may be others"
-        return Verdict(tool, not odd and not full, f"{words} ({told})")
     return Verdict(tool, bool(re.match(r"0 (errors|hazards)", told)), told)
 
 
@@ -94,16 +60,14 @@ def run_tool(tool: str, out: Path, mode: str) -> Verdict:
         return Verdict(tool, False, "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
     # Device frames alone: unwinding the interpreter's stack for each of many reports takes minutes.
     command = [sanitizer, "--tool", tool.removesuffix("-raw"), "--print-limit", "200", "--show-backtrace", "device"]
-    if tool.startswith("racecheck"):
+    if tool == "racecheck":
         command += ["--racecheck-report", "analysis", "--num-cuda-barriers", str(BARRIERS)]
     command += [sys.executable, "-m", "amk_bench.sanitizer", "target", "--mode", mode]
     command += ["--checked"] if tool in CHECKED_BUILD else []
-    command += ["--steps", "1"] if tool.startswith("racecheck") else []
-    room = {**os.environ, "NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS": str(HAZARDS)}
     start, path = time.time(), out / f"{tool}-{mode}.txt"
     with path.open("w", encoding="utf-8") as f:  # what there is when the time is over is there to be read
         try:
-            rc = subprocess.run(command, stdout=f, stderr=subprocess.STDOUT, timeout=LIMIT_S, env=room).returncode
+            rc = subprocess.run(command, stdout=f, stderr=subprocess.STDOUT, timeout=LIMIT_S).returncode
         except subprocess.TimeoutExpired:
             f.write(f"\nstopped after {LIMIT_S} s\n")
             rc = 124
@@ -113,8 +77,8 @@ def run_tool(tool: str, out: Path, mode: str) -> Verdict:
 
 
 # -- what the tools run
-def target(mode: str, checked: bool, most: int = 3) -> None:
-    """Decode, prompt and logits of a two-layer SmolLM2, up to ``most`` steps each, on memory that nobody has filled beforehand."""
+def target(mode: str, checked: bool) -> None:
+    """Decode, prompt and logits of a two-layer SmolLM2, a few steps each, on memory that nobody has filled beforehand."""
     import numpy as np
 
     from amk_bench.device_cases import Case
@@ -128,7 +92,7 @@ def target(mode: str, checked: bool, most: int = 3) -> None:
         Case("prefill", "smol-two", mode, "prefill", chunk=16, p0=(120,), tokens=(20,), steps=2, context=256),  # type: ignore[arg-type]
         Case("logits", "smol-two", mode, "logits", chunk=5, p0=(3,), tokens=(9,), steps=2, context=256),  # type: ignore[arg-type]
     )
-    for case in (replace(c, steps=min(c.steps, most)) for c in cases):
+    for case in cases:
         vm = unfilled(case, device, checked)
         vm.enqueue(case.steps, case.variables, SPIN_S)
         vm._running = True
@@ -182,13 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=("run", "target"), default="run")
     parser.add_argument("--mode", choices=("fast", "exact"), default="fast")
     parser.add_argument("--checked", action="store_true", help="the build for race detectors")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="of each program, at most (default: 3)")
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="tools that run side by side (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("sanitizer"), help="folder for the logs")
     args = parser.parse_args(argv)
     if args.what == "target":
-        target(args.mode, args.checked, args.steps)
+        target(args.mode, args.checked)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     bad = 0

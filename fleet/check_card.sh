@@ -22,8 +22,8 @@ part() {
     suites) $PYTEST suites/parity suites/perplexity --arch="$ARCH" --update-reports --ignore=suites/parity/test_random_weights.py ;;
     shapes) $PYTEST suites/parity/test_random_weights.py --arch="$ARCH" --update-reports ;;
     sanitizer)
-      $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 6 &&
-        $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 3 --mode exact --tools memcheck,synccheck,initcheck-raw ;;
+      $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 5 &&
+        $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 4 --mode exact --tools memcheck,synccheck,initcheck-raw,racecheck ;;
     crowd) $PYTHON -m amk_bench.crowd ;;
     trace) $PYTHON -m amk_core.cli trace smollm2-135m --position 1024 --perfetto "$OUT/trace.json" ;;
     time) $PYTHON -m amk_bench.device_check time --out "$OUT/timing.json" ;;

@@ -8,8 +8,9 @@
 // sm_90 and later: one bulk copy a slot, completing on the slot's mbarrier.  Before: 16-byte cp.async by all lanes of the loader
 // warp, whose completion arrives on the same mbarrier.
 //
-// AMK_CHECKED is for race detectors, which know neither bulk copies that complete on an mbarrier nor words that only steer: slots are
-// filled by ordinary stores that arrive on the same barriers, and the steering words are read and written atomically.
+// AMK_CHECKED is for race detectors, which know neither the order that phases of an mbarrier give nor words that only steer: a slot
+// holds the address of its weights, and the task warps read them where they lie, in global memory; that address and the steering
+// words are read and written atomically.
 #pragma once
 #include <stdint.h>
 
@@ -55,6 +56,9 @@ struct Ring {
   volatile uint32_t polling;   // the first task warp waits for activations
   volatile uint32_t leave;     // set when the task warps stop: drain and exit
   volatile uint32_t broken;    // a bounded wait on an mbarrier ran out: the launch is aborted at the next task boundary
+#if AMK_CHECKED
+  unsigned long long lies_at[kSlots];  // the address of a slot's weights
+#endif
 };
 __shared__ Ring ring;
 __device__ __forceinline__ uint8_t* ring_data() { return dynamic_shared + kWorkBytes; }  // kSlots * kSlotBytes
@@ -125,11 +129,11 @@ __device__ __forceinline__ void ring_init(uint64_t bound_ns) {
 
 // Starts the copy of one slot.  The slot is free and its `full` barrier is in the phase that this copy completes.
 __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_t bytes, int lane) {
-  uint8_t* to = ring_data() + slot * kSlotBytes;
 #if AMK_CHECKED
-  for (uint32_t i = lane * 16; i < bytes; i += 512) *reinterpret_cast<uint4*>(to + i) = __ldg(reinterpret_cast<const uint4*>(from + i));
+  if (lane == 0) atomicExch(&ring.lies_at[slot], reinterpret_cast<unsigned long long>(from));
   barrier_arrive(&ring.full[slot]);
 #elif __CUDA_ARCH__ >= 900
+  uint8_t* to = ring_data() + slot * kSlotBytes;
   if (lane == 0) {
     const uint32_t b = shared_address(&ring.full[slot]);
     constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // the weights of a step do not fit L2: do not displace activations
@@ -141,6 +145,7 @@ __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_
         : "memory");
   }
 #else
+  uint8_t* to = ring_data() + slot * kSlotBytes;
   for (uint32_t i = lane * 16; i < bytes; i += 512)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i) : "memory");
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&ring.full[slot])) : "memory");
@@ -227,7 +232,11 @@ struct RingCursor {
   __device__ __forceinline__ RingCursor() : slot(shared.cursor.x), parity(uint32_t(shared.cursor.y)) {}
   __device__ __forceinline__ const uint8_t* wait() const {
     barrier_wait(&ring.full[slot], parity);
+#if AMK_CHECKED
+    return reinterpret_cast<const uint8_t*>(atomicAdd(&ring.lies_at[slot], 0ull));
+#else
     return ring_data() + slot * kSlotBytes;
+#endif
   }
   __device__ __forceinline__ void release(int warp, int lane) {
     __syncwarp();

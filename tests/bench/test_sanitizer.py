@@ -7,43 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from amk_bench.sanitizer import SLOT, STEERING, explained, hazards, judge, run_tool
+from amk_bench.sanitizer import judge, run_tool
 
-FILL = "amk::copy_slot(int, const unsigned char *, unsigned int, int)+0x{at:x} in ring.cuh:125"
-TAKE = "void amk::WeightStream<(int)576>::next<(bool)1>(amk::Context, int)+0xb4d0 in gemv_fast.cuh:200"
-CHECKED = f"""\
-========= COMPUTE-SANITIZER
-========= Error: Race reported between Read access at {TAKE}
-=========     and Write access at {FILL.format(at=0xF20)} [191952 hazards]
-=========     and Write access at {FILL.format(at=0xF90)} [191952 hazards]
-=========
-target done
-========= RACECHECK SUMMARY: 15 hazards displayed (15 errors, 0 warnings)
-"""
 RACE = """\
 ========= COMPUTE-SANITIZER
-fast decode: 3 steps [1, 2, 3]
-========= Error: Race reported between Write access at amk::{writer}(int)+0xe20 in x.cuh:126
-=========     and Read access at amk_run+0x3260 in gemv_fast.cuh:40 [235104 hazards]
-=========     and Read access at amk_run+0x7f20 in gemv_fast.cuh:44 [341248 hazards]
-=========
-========= Error: Race reported between Read access at amk::peek(volatile unsigned int &)+0xb30 in ring.cuh:36
-=========     and Write access at amk::poke(volatile unsigned int &, unsigned int)+0x3510 in ring.cuh:43 [764 hazards]
+========= Error: Race reported between Write access at amk::tile_argmax(int)+0xe20 in head.cuh:126
+=========     and Read access at amk_run+0x3260 in head.cuh:40 [235104 hazards]
 =========
 target done
-========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 """
-
-
-def test_hazards_are_read_block_by_block() -> None:
-    found = hazards(RACE.format(writer="copy_slot"))
-    assert len(found) == 2
-    assert found[0].count("Read access") == 2
-    assert [explained(h, STEERING) for h in found] == [True, True]
-    assert [explained(h, SLOT) for h in found] == [True, False]
-    assert not explained(hazards(RACE.format(writer="tile_argmax"))[0], STEERING)
-    assert explained(hazards(CHECKED)[0], SLOT)
-    assert not explained(hazards(CHECKED.replace("copy_slot", "other", 1))[0], SLOT)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +26,8 @@ def test_hazards_are_read_block_by_block() -> None:
         ("memcheck", "target done\n========= ERROR SUMMARY: 3 errors", False),
         ("memcheck", "========= ERROR SUMMARY: 0 errors", False),  # the target died
         ("racecheck", "target done\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", True),
-        ("racecheck", CHECKED, True),
-        ("racecheck", RACE.format(writer="copy_slot"), False),  # steering words are atomic in this build
-        ("racecheck-raw", RACE.format(writer="copy_slot"), True),
-        ("racecheck-raw", RACE.format(writer="tile_argmax"), False),
-        ("racecheck-raw", "========= Warning: Maximum number of hazards reached.\n" + RACE.format(writer="copy_slot"), False),
+        ("racecheck", RACE, False),
+        ("racecheck", "target done\n========= RACECHECK SUMMARY: 10 hazards displayed (0 errors, 10 warnings)", False),
         ("initcheck", "target done\n========= ERROR SUMMARY: 0 errors", True),
         ("memcheck", "========= Error: Device not supported", False),
     ],

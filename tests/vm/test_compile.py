@@ -89,6 +89,12 @@ def test_exact_compiles_without_spills(arch: str, cache: Path) -> None:
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
 
 
+def test_the_build_for_race_detectors_compiles(mode: Mode, cache: Path) -> None:
+    build = plan_build(Dims.of(schedule(mode=mode)), "sm_90", smem("sm_90"))
+    checked = nvrtc.build({**build.defines, "AMK_CHECKED": 1}, "sm_90", cache)
+    assert checked.data != nvrtc.build(build.defines, "sm_90", cache).data
+
+
 def test_the_cache_gives_the_same_bytes_and_any_macro_changes_the_key(cache: Path) -> None:
     build = plan_build(Dims.of(schedule()), "sm_90", smem("sm_90"))
     first, again = (nvrtc.build(build.defines, "sm_90", cache) for _ in range(2))

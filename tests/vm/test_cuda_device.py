@@ -216,7 +216,7 @@ def test_tables_without_a_certificate_are_refused(device: Any, machine: Any) -> 
 
 @pytest.mark.parametrize("wait", [0, 40, -1])
 def test_a_deadlock_ends_in_a_fault_report_within_two_seconds(wait: int, device: Any) -> None:
-    s = PAIR.schedule(device.facts.sms, {}, device.facts.arch)
+    s = PAIR.schedule(device.facts.sms, {"handoff": "counter"}, device.facts.arch)
     w = int(np.flatnonzero(s.columns.wait_e == 0)[wait])
     s.columns.wait_t[w] = 10_000
     stuck = make_cuda(PAIR, s, s, device, None)
@@ -252,10 +252,11 @@ def test_a_value_that_never_comes_ends_in_a_fault_report_within_two_seconds(devi
 
 
 @pytest.mark.parametrize("case", [STREAM, PAIR], ids=lambda c: c.name)
+@pytest.mark.parametrize("handoff", ["counter", "tagged"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_racing_program_ends(seed: int, case: Case, device: Any) -> None:
+def test_a_racing_program_ends(seed: int, handoff: str, case: Case, device: Any) -> None:
     """Waits are dropped at random: the results are anything, but the launch ends, by itself or by a fault."""
-    s = case.schedule(device.facts.sms, {}, device.facts.arch)
+    s = case.schedule(device.facts.sms, {"handoff": handoff}, device.facts.arch)
     rng = np.random.default_rng(seed)
     s.columns.wait_t[:] = np.where(rng.random(len(s.columns.wait_t)) < 0.5, 1, s.columns.wait_t)
     racing = make_cuda(case, s, s, device, None)
@@ -273,7 +274,7 @@ def test_a_token_outside_the_vocabulary_is_a_fault_and_an_abort_ends_a_launch(ma
     vm.launch(4, [0, 4])
     with pytest.raises(VmFault, match="row 0 has token id 600"):
         vm.wait()
-    s = PAIR.schedule(device.facts.sms, {}, device.facts.arch)
+    s = PAIR.schedule(device.facts.sms, {"handoff": "counter"}, device.facts.arch)
     s.columns.wait_t[int(np.flatnonzero(s.columns.wait_e == 0)[40])] = 10_000
     stuck = make_cuda(PAIR, s, s, device, None)
     stuck.launch(4, [0, 0, 4, 4], spin_timeout_s=20.0)
