@@ -41,7 +41,8 @@ def _device(device: str, pairs: Sequence[Pair], gaps: Sequence[Gap], sources: Se
     for cell in sorted({p.cell for p in mine}, key=lambda c: (size(c.model), c)):
         here = {p.rival: p for p in mine if p.cell == cell}
         strongest = min(here.values(), key=lambda p: (p.record.ratio is None, p.record.ratio or 0.0))
-        row = [cell.model, cell.weights, f"{cell.precision}, {cell.mode}", str(cell.batch), str(cell.position), microseconds(strongest.record.ours_us)]
+        row = [cell.model, cell.weights, f"{cell.precision}, {cell.mode}", str(cell.batch), str(cell.position)]
+        row.append(microseconds(strongest.record.ours_us))
         lines.append(f"| {' | '.join([*row, *(_cell(here.get(n)) for n in names)])} |")
     out = ["\n".join(lines)]
     left: dict[tuple[str, str], int] = {}
