@@ -39,6 +39,10 @@ TIMING: Shape = {
         "*": object,
     }
 }  # fmt: skip
+PRICE: Shape = {
+    "model": str, "what": str, "rows": int, "ours_ms": [float], "theirs_ms": [float], "theirs": str, "ratio": float, "weights": str,
+}  # fmt: skip
+INVARIANCE: Shape = {"amk": {"schema": int, "kind": str, "fingerprint": FINGERPRINT, "prices": [PRICE]}}
 PREDICTED: Shape = {"card": str, "model": str, "precision": str, "batch": int, "position": int, "us": float, "*": object}
 PREDICTION: Shape = {"amk": {"schema": int, "kind": str, "commit": str, "basis": str, "predictions": [PREDICTED], "*": object}}
 CLOCK: Shape = {"device_us": [float], "host_us": [float], "tail_us": [float]}
@@ -128,6 +132,13 @@ def _positive(doc: Mapping[str, Any]) -> None:
             raise ResultError(f"predictions[{index}].us: {p['us']} is not positive")
 
 
+def _ratios(doc: Mapping[str, Any]) -> None:
+    for index, p in enumerate(doc["amk"]["prices"]):
+        found = statistics.median(p["theirs_ms"]) / statistics.median(p["ours_ms"])
+        if not math.isclose(found, p["ratio"], rel_tol=_SAME):
+            raise ResultError(f"prices[{index}].ratio: {p['ratio']}, but its samples give {found}")
+
+
 def _counted(rows: str, parts: Sequence[str]) -> Callable[[Mapping[str, Any]], None]:
     """Every row's parts add up to its ``n``."""
 
@@ -152,6 +163,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("result", "paired results and parity claims", _fields("schema", "latency", "parity"), results.validate),
     Kind("timing", "the CUDA VM alone, without a rival", _amk("timing"), _shaped(TIMING, _medians, _shares)),
     Kind("prediction", "predictions of a cost model", _amk("prediction"), _shaped(PREDICTION, _positive)),
+    Kind("invariance", "what bits independent of the batch cost", _amk("invariance"), _shaped(INVARIANCE, _ratios)),
     Kind("fleet-cell", "what became of a job of the fleet", _fields("job", "state", "attempts"), _shaped(FLEET_CELL)),
     Kind("fleet-plan", "what a fleet run was asked for", lambda doc: doc.keys() == {"schema", "jobs"}, _shaped(FLEET_PLAN)),
     Kind("instruments", "bandwidth, clocks and state of a card", _fields("bandwidth", "clocks"), _shaped(INSTRUMENTS)),
