@@ -207,6 +207,21 @@ class _Real(Net):
              "group": 1, "head_dim": 2, "splits": 1, "blocks": 1, "block": 1, "pos_var": 0, "layer": 0}  # fmt: skip
         return self.real("attn_combine", p, [access(part, (0, 4), maybe=True)], [access(out, ALL)])
 
+    def project(self, b: dict[str, int], w: int, q: int, k: int, v: int, maybe: Json) -> int:
+        p = {"h": b["h"], "norm_w": b["norm"], "w": w, "cos": b["cos"], "sin": b["cos"], "q": q, "k": k, "v": v, "m": 1, "chunk": 1,
+             "batch": 1, "ctx": 1, "row0": 0, "row1": 6, "hidden": 2, "n_heads": 1, "n_kv": 1, "head_dim": 2, "pos_var": 0,
+             "partial": len(maybe), "layer": 0, "packed": 0, "eps": 1e-5}  # fmt: skip
+        reads = [access(b["h"], ALL), access(b["norm"], ALL), access(w, ALL, (0, 6)), access(b["cos"], ONE), access(b["cos"], ONE)]
+        return self.real("qkv", p, reads, [access(q, ALL), *(access(x, ALL, affine(1, base="p0[0]"), **maybe) for x in (k, v))])
+
+    def attend(self, q: int, k: int, v: int, part: int, maybe: Json) -> int:
+        p = {"q": q, "k": k, "v": v, "part": part, "out": -1, "m": 1, "chunk": 1, "batch": 1, "ctx": 1, "seq": 0, "kv_head": 0,
+             "n_heads": 1, "n_kv": 1, "group": 1, "head_dim": 2, "splits": 1, "blocks": 1, "block": 1, "pos_var": 0, "layer": 0,
+             "split": 0, "partial": len(maybe), "packed": 0, "scale": 1.0}  # fmt: skip
+        rows = {"start": {"stride": 0, "mod": None, "add": 0}, "length": {"stride": 1, "add": 1, "base": "p0[0]"}}
+        reads = [access(q, ALL), *(access(x, ALL, rows, **maybe) for x in (k, v))]
+        return self.real("attn", p, reads, [access(part, (0, 4), maybe=True)])
+
 
 def _model(steps: int = 1) -> tuple[_Real, dict[str, int]]:
     n = _Real(1, steps)
@@ -283,4 +298,44 @@ def _real() -> list[Json]:
     return out
 
 
-GROUPS: tuple[Callable[[], list[Json]], ...] = (_sources, _nothing, _late, _bulk, _outputs, _half_bytes, _own_outputs, _real)
+def _spared() -> list[Json]:
+    """Keys and values that a projection writes, or maybe spares, over what others wrote: what attention may find then."""
+    out = []
+    for before in ("opaque", "initial", "projection"):
+        for writes, reads in ((False, False), (True, False), (True, True)):
+            n, b = _model()
+            n.extra["variables"] = {"p0": {"count": 1, "min": 0, "max": 0}}
+            given: dict[str, Any] = {"lifetime": "persistent", "filled": True}
+            b["cos"] = n.buffer(1, kind="table", **given)
+            w = n.buffer(2, 6, kind="weight", **given)
+            n.buffers[w]["name"] = "L0.qkv"
+            q, part = n.buffer(2), n.buffer(4)
+            k, v = (n.buffer(2, kind="kv", lifetime="persistent", filled=before == "initial") for _ in range(2))
+            n.embed(b["h"], b["table"], b["token"])
+            if before == "opaque":
+                n.task(0, [], [access(k, ALL), access(v, ALL)])
+            elif before == "projection":
+                n.project(b, w, q, k, v, {})
+            n.project(b, w, q, k, v, {"maybe": True} if writes else {})
+            n.attend(q, k, v, part, {"maybe": True} if reads else {})
+            out.append(n.json())
+    return out
+
+
+def _beside_tags() -> list[Json]:
+    """Bytes beside the tags of a ring that moves, under another name: written by nobody, initial, or shared with a tag."""
+    out = []
+    for filled in (False, True):
+        for places in (1, 2):
+            n = Net(1, 2)
+            tag = n.buffer(1, 2, dtype="tag64", lifetime="persistent", tagged=True, offset=0)
+            x = n.buffer(2, lifetime="persistent", offset=8, filled=filled)
+            n.task(0, [], [access(tag, ONE, affine(1, mod=places))])
+            n.task(0, [access(x, ALL)])
+            out.append(n.json())
+    return out
+
+
+GROUPS: tuple[Callable[[], list[Json]], ...] = (
+    _sources, _nothing, _late, _bulk, _outputs, _half_bytes, _own_outputs, _real, _spared, _beside_tags,
+)  # fmt: skip

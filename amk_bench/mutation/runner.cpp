@@ -9,6 +9,7 @@
 //   crash, hang
 // The corpus: int64 words; per case its length in words, what is expected, then the tables and, for the checker, a certificate.
 #include <malloc.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -187,6 +188,9 @@ int main(int argc, char** argv) {
   }
   if (wrong) return 1;
   amk_seen = nullptr;
+  void* shared = mmap(nullptr, sizeof(size_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 2;
+  volatile size_t& trying = *static_cast<size_t*>(shared);  // the case that a mutant which crashes or hangs was at
   std::vector<size_t> order(corpus.size());
   for (size_t k = 0; k < order.size(); ++k) order[k] = k;
   for (size_t n = 0; n < numbers.size(); ++n) {
@@ -209,6 +213,7 @@ int main(int argc, char** argv) {
       int64_t answer[2] = {kLives, -1};
       for (size_t k = 0; k < order.size(); ++k) {
         if (!differs[n][order[k]]) continue;
+        trying = k;
         const itimerval timer{{0, 0}, {0, kMicroseconds}};
         setitimer(ITIMER_PROF, &timer, nullptr);
         const Death d = judge(corpus[order[k]], false);
@@ -227,8 +232,9 @@ int main(int argc, char** argv) {
     waitpid(child, &status, 0);
     const int by = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     const char* how = told ? kNames[answer[0]] : by == SIGPROF || by == SIGXCPU || by == SIGKILL ? "hang" : "crash";
-    std::printf("%zu %s %lld\n", numbers[n], how, told && answer[1] >= 0 ? (long long)order[size_t(answer[1])] : -1LL);
-    if (told && answer[0] != kReport && answer[1] > 0)
+    if (!told) answer[0] = kVerdict, answer[1] = int64_t(trying);
+    std::printf("%zu %s %lld\n", numbers[n], how, answer[1] >= 0 ? (long long)order[size_t(answer[1])] : -1LL);
+    if (answer[0] != kReport && answer[1] > 0)
       std::rotate(order.begin() + answer[1] / 2, order.begin() + answer[1], order.begin() + answer[1] + 1);
   }
   return 0;

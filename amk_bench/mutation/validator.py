@@ -48,7 +48,7 @@ def _bits(rules: frozenset[str] | set[str]) -> int:
     return sum(1 << k for k, r in enumerate(RULES) if r in rules)
 
 
-def _shared_rules(s: Schedule, native: frozenset[str], seen: frozenset[str]) -> tuple[int, int]:
+def shared_rules(s: Schedule, native: frozenset[str], seen: frozenset[str]) -> tuple[int, int]:
     """(rules, kept): those on which the native validator and the oracle or the reference agree, or have to."""
     if native == seen:
         return _bits(native), _bits(set(RULES))
@@ -95,7 +95,7 @@ def truth(s: Schedule, tables: bytes) -> Truth | None:
         return Truth(label.safe)
     if label.safe != native.accepted:
         raise RuntimeError(f"the oracle says {sorted(label.rules)}, the validator {native}: {s.to_json()}")
-    return Truth(label.safe, *_shared_rules(s, native.rules, label.rules))
+    return Truth(label.safe, *shared_rules(s, native.rules, label.rules))
 
 
 def damaged_truth(tables: bytes, senseless: bool) -> Truth | None:

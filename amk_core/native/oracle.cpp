@@ -711,21 +711,19 @@ class Oracle {
     else
       covered = m.certain || m.initial;
     if (!covered && !(x.flags & kMaybe)) mark(kCover, "task " + num(task) + " step " + num(i) + " reads what nobody wrote");
-    int last = -1;
-    for (int w : m.history) {
-      const int64_t ws = step_[size_t(s.uses[size_t(w)].instance)];
-      if (buffer.tagged ? ws == from : (!per_step || ws == i)) last = w;
+    bool found = false;
+    for (size_t k = m.history.size(); k-- > 0;) {
+      const Use& w = s.uses[size_t(m.history[k])];
+      const int64_t ws = step_[size_t(w.instance)], writer = task_[size_t(w.instance)];
+      if (buffer.tagged ? ws != from : (per_step && ws != i)) continue;
+      found = true;
+      feeds_.insert({writer, task});
+      if (x.label >= 0 && (w.label != x.label || w.buffer != x.buffer))
+        mark(kFlow, "task " + num(task) + " step " + num(i) + " reads a value of task " + num(writer));
+      if (!(w.flags & kMaybe) || x.flags & kMaybe) break;  // what may not have been written leaves what was there before
     }
-    if (last >= 0) feeds_.insert({task_[size_t(s.uses[size_t(last)].instance)], task});
-    if (x.label >= 0) {
-      if (last >= 0) {
-        const Use& w = s.uses[size_t(last)];
-        if (w.label != x.label || w.buffer != x.buffer)
-          mark(kFlow, "task " + num(task) + " step " + num(i) + " reads a value of task " + num(task_[size_t(w.instance)]));
-      } else if (!(m.initial && (!per_step || i == 0))) {
-        if (covered || x.flags & kMaybe) mark(kFlow, "task " + num(task) + " step " + num(i) + " reads no value at all");
-      }
-    }
+    if (x.label >= 0 && !found && x.flags & kMaybe && !(buffer.tagged ? from < 0 && m.initial : m.initial && (!per_step || i == 0)))
+      mark(kFlow, "task " + num(task) + " step " + num(i) + " reads no value at all");
     if (x.flags & kAsync && m.generic && !(t.task_fences[size_t(task)] & 1))
       mark(kProxy, "task " + num(task) + " reads generic writes through the async proxy without a fence");
   }

@@ -238,6 +238,7 @@ struct Checker {
   Report& out;
   i64 horizon;                               // steps that are certainly run: 1 where LIVE failed
   std::vector<std::vector<i32>> acc_of;      // per rect, in replay order
+  std::vector<char> written;                 // per rect: by somebody
   std::vector<char> keeps;                   // per task: opaque, or writes what outlives the step
   std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges of writers that keep nothing themselves
   std::vector<Group> groups;
@@ -258,6 +259,7 @@ struct Checker {
   };
   void scan(const std::vector<Item>&, const Cell&, const ScanOptions&);
   void group_moving(const Group&);
+  bool moved_into(const Group&, i32 rect) const;
   void concrete(const Group&, const std::vector<char>& wanted);
   bool overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact);
   Meet meet_any(const Rect& x, const Rect& y, i64 k_min);

@@ -42,29 +42,16 @@ void Checker::group_moving(const Group& g) {
   std::vector<i32> live;
   for (i32 x : g.rects)
     if (!acc_of[x].empty() && !m.t.buffers[m.rects[x].buffer].tagged) live.push_back(x);
-  std::vector<char> has_write(m.rects.size(), 0);
-  for (i32 x : live)
-    for (i32 a : acc_of[x]) has_write[x] |= m.acc[a].write();
   // RACE between pairs of which at least one moves.
   std::vector<std::pair<std::pair<i64, i64>, i32>> by_start;
   for (i32 x : live) by_start.push_back({byte_bounds(m, m.rects[x]), x});
   std::sort(by_start.begin(), by_start.end());
-  using Span = std::pair<i64, i64>;
-  std::unordered_map<i32, std::pair<Span, Span>> box;  // rows and columns over all steps and values
-  for (i32 x : g.rects) box[x] = {m.bounds(m.rects[x].rows), m.bounds(m.rects[x].cols)};
-  auto apart = [](const Span& a, const Span& b) { return a.first >= b.second || b.first >= a.second; };
-  auto modular = [&](const Rect& r) {
-    return (r.rows.aff >= 0 && m.affine[r.rows.aff].mod) || (r.cols.aff >= 0 && m.affine[r.cols.aff].mod);
-  };
   i64 pairs = 0;
-  const i64 seen_steps = clocks.unroll ? clocks.unroll : 0;
+  const i64 seen_steps = clocks.unroll;
   std::map<std::array<i64, 3>, Meet> memo;  // moduli are enumerated, so asked once
   auto meeting = [&](i32 x, i32 y, i64 k) {
-    const Rect &p = m.rects[x], &r = m.rects[y];
-    if (p.buffer == r.buffer && m.unit(p.buffer) > 1 && (apart(box[x].first, box[y].first) || apart(box[x].second, box[y].second))) return Meet{};
-    if (!modular(p) && !modular(r)) return meet_any(p, r, k);
     const auto [it, fresh] = memo.try_emplace({x, y, k});
-    if (fresh) it->second = meet_any(p, r, k);
+    if (fresh) it->second = meet_any(m.rects[x], m.rects[y], k);
     return it->second;
   };
   auto check = [&](i32 a, i32 b, const Meet& at) {  // a in step i, b in step i + k
@@ -98,11 +85,9 @@ void Checker::group_moving(const Group& g) {
   for (size_t p = 0; p < by_start.size(); ++p)
     for (size_t r = p; r < by_start.size() && by_start[r].first.first < by_start[p].first.second; ++r) {
       const i32 x = by_start[p].second, y = by_start[r].second;
-      if ((!m.rects[x].moves() && !m.rects[y].moves()) || (!has_write[x] && !has_write[y])) continue;
-      const Meet now = meeting(x, y, 0);
-      if (!now.any) {
-        // a later x may still meet an earlier y
-      } else if (now.k == 0 || !now.exact) {
+      if ((!m.rects[x].moves() && !m.rects[y].moves()) || (!written[x] && !written[y])) continue;
+      const Meet now = meeting(x, y, 0);  // where they do not, a later x may still meet an earlier y
+      if (now.any && (now.k == 0 || !now.exact)) {
         const bool self = x == y;
         for (i32 a : acc_of[x])
           for (i32 b : acc_of[y]) {
@@ -113,7 +98,6 @@ void Checker::group_moving(const Group& g) {
               check(b, a, now);
           }
       }
-      if (horizon < 2) continue;
       const Meet ahead = meeting(x, y, 1);
       const Meet behind = x == y ? Meet{} : meeting(y, x, 1);
       if (ahead.any)
@@ -126,40 +110,34 @@ void Checker::group_moving(const Group& g) {
   // What the reads contain.
   std::vector<char> wanted(m.acc.size(), 0);
   bool any = false;
+  auto unfenced = [&](i32 a) {
+    const Access& read = m.acc[a];
+    return !read.write() && (read.flags & kAsync) && !(m.t.task_fences[read.task] & 1);
+  };
+  std::vector<char> feeding(m.rects.size(), 0);  // somebody writes it who keeps nothing
+  for (i32 x : live)
+    for (i32 a : acc_of[x]) feeding[x] |= m.acc[a].write() && !keeps[m.acc[a].task];
   for (i32 x : live) {
-    const Rect& rect = m.rects[x];
-    bool tainted = rect.moves(), near = tainted;  // something that moves may reach its elements, or bytes that they share with others
-    if (!tainted)
-      for (i32 y : g.rects) {
-        if (!m.rects[y].moves() || tainted) continue;
-        const bool relevant = std::find(g.init.begin(), g.init.end(), y) != g.init.end() || has_write[y];
-        near |= has_write[y] && m.unit(rect.buffer) == 1 && (meeting(x, y, 0).any || meeting(y, x, 0).any);
-        tainted = relevant && (rect.buffer != m.rects[y].buffer || meet(m, rect, m.rects[y], 0).any || meet(m, m.rects[y], rect, 0).any);
-      }
-    if (!tainted && !near) continue;
+    const bool moved = m.rects[x].moves() || moved_into(g, x);
+    const bool bare = std::any_of(acc_of[x].begin(), acc_of[x].end(), unfenced);
     for (i32 y : live) {
-      auto unfenced = [&](i32 a, i32 w) {
-        return (m.acc[a].flags & kAsync) && !(m.acc[w].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1);
-      };
-      auto matters = [&](i32 a, i32 w) {
-        return !m.acc[a].write() && m.acc[w].write() && ((need_flow && !keeps[m.acc[w].task]) || unfenced(a, w));
-      };
-      if (!has_write[y] || std::none_of(acc_of[x].begin(), acc_of[x].end(), [&](i32 a) {
-            return std::any_of(acc_of[y].begin(), acc_of[y].end(), [&](i32 w) { return matters(a, w); });
-          }))
-        continue;
+      if (!(moved || m.rects[y].moves()) || !(feeding[y] || (bare && written[y]))) continue;  // two that stand still are scanned
       const Meet at = meeting(y, x, 0);
       if (!at.any) continue;
-      const bool later = at.k > 0 || meeting(y, x, 1).any;
+      const Meet again = at.k > 0 ? at : meeting(y, x, 1);
       for (i32 a : acc_of[x])
         for (i32 w : acc_of[y]) {
-          if (!matters(a, w) || (!later && key(w) > key(a))) continue;
-          if (tainted) feeds(m.acc[w].task, m.acc[a].task);
-          if (unfenced(a, w)) data(kProxy, "fence", a, at.i + at.k, w, at.i, byte_bounds(m, rect).first, byte_bounds(m, rect).second);
+          const Meet& from = key(w) < key(a) ? at : again;
+          if (m.acc[a].write() || !m.acc[w].write() || !from.any) continue;
+          if (moved) feeds(m.acc[w].task, m.acc[a].task);
+          if (unfenced(a) && !(m.acc[w].flags & kAsync)) {
+            const auto [lo, hi] = byte_bounds(m, m.rects[x]);
+            data(kProxy, "fence", a, from.i + from.k, w, from.i, lo, hi, !from.exact);
+          }
         }
     }
     for (i32 a : acc_of[x]) {
-      if (m.acc[a].write() || !tainted) continue;
+      if (m.acc[a].write() || !moved) continue;
       bool flow_ok = true;
       if (!covered(g, a, flow_ok) || !flow_ok) wanted[a] = 1, any = true;
     }
@@ -172,7 +150,6 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
   const Access& read = m.acc[access];
   const Rect& rect = m.rects[read.rect];
   const bool persistent = !m.step_lifetime(rect.buffer);
-  flow_ok = true;
   if (read.label >= 0)
     for (i32 y : g.rects) {
       for (i32 w : acc_of[y]) {
@@ -209,23 +186,15 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
   }
   // Atoms of the other dimension.
   std::vector<i64> cuts{fixed.a, fixed.b};
-  std::vector<i32> sources = g.init;
-  for (i32 y : g.rects) sources.push_back(y);
-  std::sort(sources.begin(), sources.end());
-  sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
-  for (i32 y : sources) {
-    const Rect& s = m.rects[y];
-    const Range& other = by_rows ? s.cols : s.rows;
-    if (s.buffer != rect.buffer || other.aff >= 0) continue;
-    for (i64 at : {other.a, other.b})
-      if (at > fixed.a && at < fixed.b) cuts.push_back(at);
+  for (i32 y : g.rects) {
+    const Range& other = by_rows ? m.rects[y].cols : m.rects[y].rows;
+    for (i64 at : {other.a, other.b}) cuts.push_back(std::clamp(at, fixed.a, fixed.b));
   }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   const i64 last = horizon - 1;
-  std::vector<Source> have;
   for (size_t c = 0; c + 1 < cuts.size(); ++c) {
-    have.clear();
+    std::vector<Source> have;
     auto spans = [&](const Rect& s) {
       const Range& other = by_rows ? s.cols : s.rows;
       return s.buffer == rect.buffer && other.aff < 0 && other.a <= cuts[c] && other.b >= cuts[c + 1];
@@ -242,18 +211,17 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
       if (!spans(s) || (range.aff >= 0 && m.affine[range.aff].mod)) continue;
       for (i32 w : acc_of[y]) {
         const Access& wa = m.acc[w];
-        if (!wa.write() || (wa.maybe() && !read.maybe()) || (wa.task == read.task)) {
-          if (!wa.write() || wa.task != read.task || (wa.maybe() && !read.maybe())) continue;
-        }
+        if (!wa.write() || (wa.maybe() && !read.maybe())) continue;
+        const bool own = wa.task == read.task;  // a task reads before it writes
         i64 lag = -1;
         if (clocks.unroll) {  // ordered in every step, at the same distance
-          for (i64 k = 0; k < std::min<i64>(2, clocks.unroll) && lag < 0; ++k) {
-            bool all = !(k == 0 && wa.task == read.task);
+          for (i64 k = own; k < 2 && lag < 0; ++k) {
+            bool all = true;
             for (i64 i = 0; all && i + k < clocks.unroll; ++i) all = clocks.ordered(wa.task, i, read.task, i + k);
             if (all) lag = k;
           }
         } else
-          lag = wa.task == read.task ? 1 : clocks.lag(wa.task, read.task);
+          lag = own ? 1 : clocks.lag(wa.task, read.task);
         if (lag < 0) continue;
         const bool family = persistent && range.aff >= 0 && m.affine[range.aff].stride > 0 && m.affine[range.aff].length_var < 0 &&
                             m.affine[range.aff].length_stride == 0 && m.affine[range.aff].length >= m.affine[range.aff].stride;
@@ -262,8 +230,7 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
           const AffineRow& f = m.affine[range.aff];
           Source s{start_of(range), start_of(range)};
           s.from.ci = 0;
-          s.to.c += i128(f.stride) * (1 - lag);
-          if (lag == 0) s.to.c += f.length - f.stride;
+          s.to.c += lag == 0 ? i128(f.length) : i128(f.stride) * (1 - lag);
           have.push_back(s);
         } else if (lag == 0)
           have.push_back({start_of(range), end_of(range)});
@@ -278,7 +245,7 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
       for (size_t k = 0; k < have.size(); ++k) {
         if (used[k] || least_difference(m, at, have[k].from, last) < 0) continue;
         const i128 gain = least_difference(m, have[k].to, at, last);
-        if (gain > reach || (best < 0 && gain >= 0)) best = i32(k), reach = gain;
+        if (gain > reach) best = i32(k), reach = gain;
       }
       if (best < 0) break;
       used[best] = 1;
@@ -295,32 +262,18 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
   std::vector<i64> vars;
   std::vector<i32> rects;
   i64 accesses = 1;
-  auto use = [&](i32 x) {
-    rects.push_back(x);
-    for (const Range* r : {&m.rects[x].rows, &m.rects[x].cols})
-      if (r->aff >= 0)
-        for (i64 v : {m.affine[r->aff].var, m.affine[r->aff].length_var})
-          if (v >= 0 && std::find(vars.begin(), vars.end(), v) == vars.end()) vars.push_back(v);
-  };
-  std::vector<i32> all = g.rects;
-  for (i32 x : g.init)
-    if (std::find(all.begin(), all.end(), x) == all.end()) all.push_back(x);
-  for (i32 x : all)
-    if (!m.t.buffers[m.rects[x].buffer].tagged) use(x), accesses += i64(acc_of[x].size());
-  i128 total = 1;
-  for (i64 v : vars) total = std::min<i128>(i128(1) << 80, total * (i128(m.t.variables[v].max) - m.t.variables[v].min + 1));
+  for (i32 x : g.rects)
+    if (!m.t.buffers[m.rects[x].buffer].tagged) rects.push_back(x), accesses += i64(acc_of[x].size());
+  for (i32 x : rects) collect_variables(m, m.rects[x], vars);
+  for (i32 x : g.init) collect_variables(m, m.rects[x], vars);
+  const i128 total = count_assignments(m, vars);
   const bool every_value = total <= kAssignments && total * span * accesses <= kConcreteWork;
   const bool complete = every_value && span == horizon;
   std::vector<std::vector<i64>> assignments;
   std::vector<i64> values(m.t.variables.size(), 0);
-  for (size_t v = 0; v < values.size(); ++v) values[v] = m.t.variables[v].min;
+  for (i64 v : vars) values[v] = m.t.variables[v].min;
   if (every_value) {
-    while (true) {
-      assignments.push_back(values);
-      size_t k = 0;
-      while (k < vars.size() && ++values[vars[k]] > m.t.variables[vars[k]].max) values[vars[k]] = m.t.variables[vars[k]].min, ++k;
-      if (k == vars.size()) break;
-    }
+    assignments_of(m, vars, kAssignments, [&](const std::vector<i64>& each) { return assignments.push_back(each), true; });
   } else {
     assignments.push_back(values);
     auto top = values;
@@ -347,13 +300,11 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
       const auto r = range_at(m, m.rects[x].rows, step, assignments[at]), c = range_at(m, m.rects[x].cols, step, assignments[at]);
       shapes.push_back({m.rects[x].buffer, r.first, r.second, c.first, c.second, id});
     };
-    for (i32 x : rects) {
-      if (acc_of[x].empty()) continue;
+    for (i32 x : rects)
       for (i64 s = 0; s < (m.rects[x].moves() ? span : 1); ++s) {
         add(x, s, i32(what.size()));
         what.push_back({x, m.rects[x].moves() ? i32(s) : -1});
       }
-    }
     const i32 first_init = i32(what.size());
     for (i32 x : g.init) add(x, 0, first_init);
     Cells parts;
@@ -378,14 +329,11 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
   }
   if (complete && !too_much) return;
   gave_up = true;
-  for (size_t a = 0; a < wanted.size(); ++a)
-    if (wanted[a]) {
-      const auto where = byte_bounds(m, m.rects[m.acc[a].rect]);
-      bool flow_ok = true;
-      const bool there = covered(g, i32(a), flow_ok);
-      data(there ? kFlow : kCover, "undecided", i32(a), 0, -1, 0, where.first, where.second, true);
-      return;
-    }
+  const i32 first = i32(std::find(wanted.begin(), wanted.end(), 1) - wanted.begin());
+  const auto [lo, hi] = byte_bounds(m, m.rects[m.acc[first].rect]);
+  bool flow_ok = true;
+  const bool there = covered(g, first, flow_ok);
+  data(there ? kFlow : kCover, "undecided", first, 0, -1, 0, lo, hi, true);
 }
 
 }  // namespace amk::validate

@@ -7,7 +7,7 @@
 namespace amk::validate {
 namespace {
 
-constexpr i64 kWrittenOut = 100'000;       // ranges of one output written out over steps
+constexpr i64 kWrittenOut = 1'000'000;  // ranges of one output written out over steps
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void Checker::output_kept(i32 b, i32 space) {
       }
     return false;
   };
-  if (buf.lifetime == kHost && horizon > 1 && rewritten()) out.add(f);
+  if (buf.lifetime == kHost && rewritten()) out.add(f);
   if (!aliased) return;
   f = Finding{};
   f.rule = kFlow, f.what = "output", f.buffer = b;
@@ -106,40 +106,27 @@ void Checker::output_written(i32 b, i32 space) {
       shapes.push_back({r.buffer, r.rows.a, r.rows.b, r.cols.a, r.cols.b, 1});
       continue;
     }
-    auto add = [&](std::pair<i64, i64> rows, std::pair<i64, i64> cols) {
-      if (rows.first < rows.second && cols.first < cols.second) shapes.push_back({r.buffer, rows.first, rows.second, cols.first, cols.second, 1});
-    };
-    const bool one = r.rows.aff < 0 || r.cols.aff < 0;
-    const Range& moving = r.rows.aff >= 0 ? r.rows : r.cols;
-    const Range& fixed = r.rows.aff >= 0 ? r.cols : r.rows;
-    const AffineRow& f = m.affine[moving.aff];
-    auto place = [&](i64 lo, i64 hi) {
-      if (r.rows.aff >= 0)
-        add({lo, hi}, {fixed.a, fixed.b});
-      else
-        add({fixed.a, fixed.b}, {lo, hi});
-    };
-    const i64 vmin = f.var >= 0 ? m.t.variables[f.var].min : 0, vmax = f.var >= 0 ? m.t.variables[f.var].max : 0;
-    const bool plain = one && f.length_stride == 0 && f.length_var < 0;
-    const i64 gcd = f.mod ? (f.stride ? std::gcd(f.stride, f.mod) : f.mod) : 0;
-    const bool variables = [&] {
-      for (const Range* range : {&r.rows, &r.cols})
-        if (range->aff >= 0 && (m.affine[range->aff].var >= 0 || m.affine[range->aff].length_var >= 0)) return true;
-      return false;
-    }();
-    if (plain && f.mod == 0 && f.stride >= 0 && (f.length >= f.stride || m.steps == 1))
-      place(f.add + vmax, f.add + vmin + f.stride * (m.steps - 1) + f.length);
-    else if (plain && f.mod && f.var < 0 && m.steps >= f.mod / gcd && f.length >= gcd)
-      place(f.add % gcd, f.mod - gcd + f.add % gcd + f.length);
-    else if (!variables) {
-      i64 steps = m.steps;
-      if (plain && f.mod) steps = std::min(steps, f.mod / gcd);
-      if (steps > kWrittenOut)
-        open = true;
-      else
-        for (i64 i = 0; i < steps; ++i) add(range_at(m, r.rows, i, {}), range_at(m, r.cols, i, {}));
-    } else
+    const bool by_rows = r.rows.aff >= 0;
+    const Range& fixed = by_rows ? r.cols : r.rows;
+    const AffineRow& f = m.affine[by_rows ? r.rows.aff : r.cols.aff];
+    const bool plain = fixed.aff < 0 && f.length_stride == 0 && f.length_var < 0;
+    std::vector<i64> vars;
+    collect_variables(m, r, vars);
+    if (plain && f.mod == 0 && f.stride >= 0 && f.length >= f.stride) {  // one step after the other without a gap
+      const i64 least = f.var < 0 ? 0 : m.t.variables[f.var].min, most = f.var < 0 ? 0 : m.t.variables[f.var].max;
+      const i64 lo = f.add + most, hi = f.add + least + f.stride * (m.steps - 1) + f.length;
+      shapes.push_back(by_rows ? Shape{r.buffer, lo, hi, fixed.a, fixed.b, 1} : Shape{r.buffer, fixed.a, fixed.b, lo, hi, 1});
+      continue;
+    }
+    const i64 steps = plain && f.mod ? std::min(m.steps, f.mod / std::gcd(f.stride, f.mod)) : m.steps;
+    if (!vars.empty() || steps > kWrittenOut) {
       open = true;
+      continue;
+    }
+    for (i64 i = 0; i < steps; ++i) {
+      const auto rows = range_at(m, r.rows, i, {}), cols = range_at(m, r.cols, i, {});
+      shapes.push_back({r.buffer, rows.first, rows.second, cols.first, cols.second, 1});
+    }
   }
   Cells parts;
   Finding f;

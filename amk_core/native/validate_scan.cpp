@@ -10,10 +10,13 @@ namespace amk::validate {
 
 Checker::Checker(const Model& model, const Run& r, const Clocks& c, Report& report, i64 steps)
     : m(model), run(r), clocks(c), out(report), horizon(steps) {
-  acc_of.resize(m.rects.size());
+  acc_of.resize(m.rects.size()), written.resize(m.rects.size());
   for (i32 b : run.order)
-    for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) acc_of[m.acc[a].rect].push_back(i32(a));
-  keeps.assign(m.n, 0);
+    for (i64 a = m.acc_off[b]; a < m.acc_off[b + 1]; ++a) {
+      acc_of[m.acc[a].rect].push_back(i32(a));
+      written[m.acc[a].rect] |= m.acc[a].write();
+    }
+  keeps.resize(m.n);
   for (i32 b = 0; b < m.n; ++b) {
     need_flow |= m.t.task_op[b] != 0;
     keeps[b] = m.t.task_op[b] == 0;
@@ -34,7 +37,7 @@ Checker::Checker(const Model& model, const Run& r, const Clocks& c, Report& repo
     g.rects.push_back(x);
     g.moves |= rect.moves();
     g.tagged |= m.t.buffers[rect.buffer].tagged != 0;
-    for (i32 a : acc_of[x]) g.writes |= m.acc[a].write();
+    g.writes |= written[x];
   }
   for (i32 x : m.init) group(m.rects[x].buffer, m.rects[x].space).init.push_back(x);
 }
@@ -137,11 +140,23 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
 }
 
 namespace {
+// For an inner one that stands still and holds something: an outer range that moves is written down as [0, 0).
 bool contains(const Rect& outer, const Rect& inner) {
-  return outer.buffer == inner.buffer && outer.space == inner.space && !outer.moves() && !inner.moves() && outer.rows.a <= inner.rows.a &&
-         outer.rows.b >= inner.rows.b && outer.cols.a <= inner.cols.a && outer.cols.b >= inner.cols.b;
+  return outer.buffer == inner.buffer && outer.rows.a <= inner.rows.a && outer.rows.b >= inner.rows.b && outer.cols.a <= inner.cols.a &&
+         outer.cols.b >= inner.cols.b;
 }
 }  // namespace
+
+// May something that moves reach the elements of a rectangle that stands still?  Tags are looked at elsewhere.
+bool Checker::moved_into(const Group& g, i32 x) const {
+  const Rect& rect = m.rects[x];
+  return std::any_of(g.rects.begin(), g.rects.end(), [&](i32 y) {
+    const Rect& other = m.rects[y];
+    if (!other.moves()) return false;
+    if (!(written[y] && !m.t.buffers[other.buffer].tagged) && std::find(g.init.begin(), g.init.end(), y) == g.init.end()) return false;
+    return rect.buffer != other.buffer || meet(m, rect, other, 0).any || meet(m, other, rect, 0).any;
+  });
+}
 
 // Everything about the accesses of a group that do not move.
 void Checker::group_static(const Group& g) {
@@ -154,15 +169,8 @@ void Checker::group_static(const Group& g) {
   if (g.moves) {
     skip.assign(m.acc.size(), 0);
     for (i32 x : rects)
-      for (i32 y : g.rects)
-        if (m.rects[y].moves()) {
-          bool relevant = std::find(g.init.begin(), g.init.end(), y) != g.init.end();
-          for (i32 a : acc_of[y]) relevant |= m.acc[a].write();
-          if (!relevant) continue;
-          const bool same = m.rects[x].buffer == m.rects[y].buffer;
-          if (!same || meet(m, m.rects[x], m.rects[y], 0).any || meet(m, m.rects[y], m.rects[x], 0).any)
-            for (i32 a : acc_of[x]) skip[a] = 1;
-        }
+      if (moved_into(g, x))
+        for (i32 a : acc_of[x]) skip[a] = 1;
   }
   for (i32 x : rects) sub_byte |= m.unit(m.rects[x].buffer) == 1;
   ScanOptions o;

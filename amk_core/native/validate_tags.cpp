@@ -70,8 +70,8 @@ void Checker::tagged(const Group& g) {
       if (range->aff >= 0) {
         const AffineRow& f = m.affine[range->aff];
         variables |= f.var >= 0 || f.length_var >= 0;
-        i64 p = f.mod && !f.length_stride ? (f.stride ? f.mod / std::gcd(f.stride, f.mod) : 1) : m.steps;
-        period = p > m.steps || period > m.steps ? m.steps : std::lcm(period, p);
+        const i64 p = f.mod && !f.length_stride ? f.mod / std::gcd(f.stride, f.mod) : m.steps;
+        period = std::min(m.steps, std::lcm(period, std::min(p, m.steps)));
       }
   }
   if (rects.empty()) return;
@@ -156,12 +156,19 @@ void Checker::tagged(const Group& g) {
       for (size_t k = next; k-- > 0 && writers[k].step == tag;) produced |= !m.acc[writers[k].acc].maybe();
       if (!ra.maybe() && (tag < 0 ? !initial : !produced)) data(kCover, tag < 0 ? "read" : "tag", r.acc, r.step, -1, 0, cell.lo, cell.hi);
       if (arrives) {
-        const Access& wa = m.acc[writers[next - 1].acc];
         if (!ra.maybe())
           for (size_t k = next; k-- > 0 && writers[k].step == tag;) was_read[k] = 1;
-        feeds(wa.task, ra.task);
-        if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer))
-          data(kFlow, "value", r.acc, r.step, writers[next - 1].acc, tag, cell.lo, cell.hi);
+        for (size_t k = next; k-- > 0 && writers[k].step == tag;) {
+          const Access& wa = m.acc[writers[k].acc];
+          feeds(wa.task, ra.task);
+          if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer)) {
+            data(kFlow, "value", r.acc, r.step, writers[k].acc, tag, cell.lo, cell.hi);
+            break;
+          }
+          if (!wa.maybe() || ra.maybe()) break;
+        }
+      } else if (ra.label >= 0 && ra.maybe() && !(tag < 0 && initial)) {
+        data(kFlow, "nothing", r.acc, r.step, -1, 0, cell.lo, cell.hi);
       }
       later.clear();  // writers of this address that come after, each once: what follows on a queue is ordered by it
       for (; next < writers.size(); ++next) {

@@ -464,7 +464,8 @@ class _Dynamic:
                     feeds.add((self.task[w.instance], task))
                     if r.label >= 0 and (w.label != r.label or w.buffer != r.buffer):
                         self.found.add("FLOW")
-                    rest &= ~w.cells
+                    if r.maybe or not w.maybe:  # what may not have been written leaves what was there before
+                        rest &= ~w.cells
             if r.label >= 0 and r.maybe and rest & ~initial:
                 self.found.add("FLOW")  # no value at all
         return feeds
