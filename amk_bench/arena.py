@@ -29,6 +29,7 @@ WIDTHS = {"fp32": 4, "bf16": 2}  # bytes of a weight and of a number in the cach
 # What returns to the host for every kernel of a step takes many times as long: fewer steps tell as much of it.
 SLOW, SLOW_TOKENS, SLOW_BLOCKS = "hf-eager", 4, 6
 LEAST_ROWS = 2176  # of every static cache on a card
+LEAN_FROM = 4e9  # weights: from so many on, the reference in float32 has none of its own
 
 
 class NoRoom(RuntimeError):
@@ -74,7 +75,7 @@ class Arena:
         Raises BaselineUnavailable where it cannot be had here, and whatever a broken one raises.
         """
         if name not in self.engines:
-            engine = registry.make(name, self.setting)
+            engine = self.setting.shared.pop(f"launched {name}", None) or registry.make(name, self.setting)
             warm(engine, self.setting.batch)
             self.engines[name] = engine
         return self.engines[name]
@@ -201,9 +202,10 @@ def on_card(
     from amk_bench.cuda_clock import CudaClock, DriverEvents, TorchEvents
 
     precision = "fp32" if mode == "exact" else "bf16"
-    _room(graph, WIDTHS[precision], bool(shared))
+    lean = graph.parameters() > LEAN_FROM
+    _room(graph, WIDTHS[precision], bool(shared), lean)
     low = None if mode == "exact" else HfEager(live, threads, "bf16", "cuda")
-    reference = Reference(HfEager(live, threads, "fp32", "cuda"), low)
+    reference = Reference(HfEager(live, threads, "fp32", "cuda", lean), low)
     setting = registry.Setting(
         model, live, "cuda", precision, rows, batch, threads, {**(shared or {}), f"hf {precision} cuda": live}
     )
@@ -216,11 +218,11 @@ def on_card(
     return Arena(graph, model, name, mode, setting, ours, reference, text, clocks, seed, origin)
 
 
-def _room(graph: ModelGraph, width: int, fused: bool) -> None:
+def _room(graph: ModelGraph, width: int, fused: bool, lean: bool) -> None:
     """Ours, the fused weights where they are not there yet, and a float32 reference, beside the model that is on the card."""
     import torch
 
-    a_weight = width + (0 if fused else width) + (4 if width < 4 else 0)
+    a_weight = width + (0 if fused else width) + (4 if width < 4 and not lean else 0)
     need, free = graph.parameters() * a_weight * 1.05 + 2e9, torch.cuda.mem_get_info()[0]
     if need > free:
         raise NoRoom(

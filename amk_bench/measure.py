@@ -270,7 +270,7 @@ def sittings(
         return invalid(cell, ours, baseline, fault), None
     name = clock.name if baseline_clock is None or baseline_clock.name == clock.name else f"{clock.name}; {baseline_clock.name}"
     timing = Timing(gates[0], gates[1], tuple(blocks), plan.tokens, name)
-    energy = {**_energy(ours, baseline, cell, plan), **_busy(baseline, cell, plan)}
+    energy = _energy(ours, baseline, cell, plan)
     seen = summary(readings)
     record = timed(
         timing, device=cell.device, mode=cell.mode, precision=_precision(ours, baseline), floor=floor, seed=plan.seed,
@@ -387,13 +387,6 @@ def _energy(ours: Engine, baseline: Engine, cell: Cell, plan: Plan) -> dict[str,
         if found is not None:
             out[f"{name}_joules"] = found
     return out
-
-
-def _busy(baseline: Engine, cell: Cell, plan: Plan) -> dict[str, float]:
-    """How long of a token the device works, where the baseline can tell: what its host costs is the rest of its wall time."""
-    ask = getattr(baseline, "busy_seconds", None)
-    seconds = ask(cell.first_ids(UNTIMED, plan.seed), plan.tokens) if callable(ask) else None
-    return {} if seconds is None else {"baseline_busy_us": 1e6 * seconds}
 
 
 def _outputs_fault(cell: Cell, calls: Sequence[TimedCall], plan: Plan, score: Score) -> str | None:

@@ -25,7 +25,7 @@ class Ours:
         self.model = model
         self.precision = "fp32" if model.mode == "exact" else "bf16"
         self._prefix: list[int] = []
-        self._dirty = False
+        self._dirty = True
         self._graphs: dict[int, Any] = {}
 
     def available(self) -> str | None:
@@ -52,7 +52,8 @@ class Ours:
             raise ValueError(
                 f"position {len(prefix)} + {room} is beyond the context of {self.model.context}; load with a larger one"
             )
-        self._prefix, self._dirty = list(prefix), True
+        if list(prefix) != self._prefix:
+            self._prefix, self._dirty = list(prefix), True
         self.rewind()
 
     def rewind(self) -> None:

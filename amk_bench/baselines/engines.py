@@ -78,7 +78,7 @@ class FusedEngine(StaticCacheEngine):
         step = self.step
         step.kv.zero_()
         with torch.no_grad():
-            step.prefill(torch.tensor([list(prefix)] * batch, dtype=torch.int64, device=step.kv.device).view(batch, len(prefix)))
+            step.prefill(torch.tensor([list(prefix)], dtype=torch.int64, device=step.kv.device).view(1, len(prefix)))
         self._prefix = len(prefix)
         self.rewind()
 

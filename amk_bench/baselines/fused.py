@@ -174,7 +174,7 @@ class FusedStep:
         self._count.add_(1)
 
     def prefill(self, ids: Any) -> None:
-        """Fills rows 0 .. n of every sequence with ``ids`` [batch, n]; not timed, so written plainly."""
+        """Fills rows 0 .. n of every sequence with ``ids`` [batch, n], or [1, n] for all; not timed, so written plainly."""
         g, t, s = self.weights.graph, self.weights.tensors, self.sizes
         batch, n = ids.shape
         if n == 0:
@@ -186,7 +186,7 @@ class FusedStep:
             r = F.linear(h, t[f"L{i}.qkv"]).view(batch, n, s.heads + 2 * s.kv_heads, s.head_dim)
             turned = r[:, :, : s.heads + s.kv_heads]
             turned.copy_(turned * cos + torch.roll(turned, s.head_dim // 2, -1) * sin)
-            self.kv[i].view(batch, s.rows, 2 * s.kv_heads, s.head_dim)[:, :n] = r[:, :, s.heads :]
+            self.kv[i].view(self.batch, s.rows, 2 * s.kv_heads, s.head_dim)[:, :n] = r[:, :, s.heads :]
             q, k, v = (p.transpose(1, 2) for p in torch.split(r, [s.heads, s.kv_heads, s.kv_heads], 2))
             a = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=s.scale, enable_gqa=True)
             x = x + F.linear(a.transpose(1, 2).reshape(batch, n, -1), t[f"L{i}.o"])

@@ -52,6 +52,33 @@ def _converted(model: Any, dtype: Any) -> Any:
     return other
 
 
+def _widened(model: Any) -> Any:
+    """A copy that computes in float32 on the very weights of ``model``, each converted when it is used: the bits of a converted
+    copy without its memory.
+    """
+    import copy
+
+    import torch
+    from torch.nn import functional
+
+    def linear(module: Any, x: Any) -> Any:
+        return functional.linear(x, module.weight.float(), None if module.bias is None else module.bias.float())
+
+    def embedding(module: Any, ids: Any) -> Any:
+        return functional.embedding(ids, module.weight).float()
+
+    def norm(module: Any, hidden: Any) -> Any:
+        return module.weight.float() * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))
+
+    other = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    for module in other.modules():
+        kind = {torch.nn.Linear: linear, torch.nn.Embedding: embedding}.get(type(module))
+        kind = norm if type(module).__name__.endswith("RMSNorm") else kind
+        if kind is not None:
+            module.forward = functools.partial(kind, module)
+    return other
+
+
 def cache_argument(model: Any) -> str:
     """The name that this version of transformers gives the argument for the cache."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
@@ -60,14 +87,18 @@ def cache_argument(model: Any) -> str:
 class HfEager:
     """Loads lazily; ``source`` is a directory that ``from_pretrained`` reads, or a live ``transformers`` model.
 
-    ``precision``: "fp32" or "bf16"; a live model that has another type is copied.  ``device``: where torch runs it.
+    ``precision``: "fp32" or "bf16"; a live model that has another type is copied.  ``device``: where torch runs it.  ``lean``: a
+    live model's weights stay as they are and are converted when they are used, which takes longer and little memory.
     """
 
-    def __init__(self, source: str | Path | Any, threads: int, precision: str = "fp32", device: str = "cpu") -> None:
+    def __init__(
+        self, source: str | Path | Any, threads: int, precision: str = "fp32", device: str = "cpu", lean: bool = False
+    ) -> None:  # fmt: skip
         self.name = "HF eager"
         self.precision = precision
         self.device = device
         self._source = source
+        self._lean = lean
         self.threads = threads
         self._model: Any = None
         self._cache: Any = None
@@ -95,7 +126,8 @@ class HfEager:
                 self._model = AutoModelForCausalLM.from_pretrained(str(self._source), dtype=dtype, local_files_only=True)
             else:
                 same = self._source.dtype == dtype and self._source.device.type == self.device
-                self._model = self._source if same else _converted(self._source, dtype)
+                lean = self._lean and dtype == torch.float32
+                self._model = self._source if same else _widened(self._source) if lean else _converted(self._source, dtype)
             self._model.to(self.device).eval()
         return self._model
 

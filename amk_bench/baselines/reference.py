@@ -44,7 +44,10 @@ class Limits:
 
 
 class Reference:
-    """Float32 HuggingFace in one cell at a time; the prefix is computed once and kept."""
+    """Float32 HuggingFace in one cell at a time; the prefix is computed once and kept.
+
+    Sequences of a batch are computed one after the other: their caches side by side, in float32, would not fit a card.
+    """
 
     def __init__(self, full: HfEager, low: HfEager | None) -> None:
         self._full, self._low = full, low
@@ -53,13 +56,11 @@ class Reference:
     def enter(self, cell: Cell, seed: int) -> tuple[list[list[int]], F32, Limits]:
         """Forced ids [STEPS][batch], their float32 logits [STEPS, batch, vocabulary], and the limits of this cell."""
         forced = [cell.first_ids(2 * 10**6 + step, seed) for step in range(STEPS)]
-        self._full.prepare(cell.prefix, cell.batch, STEPS + 1)
-        wanted = self._full.trace(forced)
+        wanted = _traced(self._full, cell, forced)
         error = 0.0
         if self._low is not None:
-            self._low.prepare(cell.prefix, cell.batch, STEPS + 1)
-            error = distance(self._low.trace(forced), wanted)
-        self._full.prepare(cell.prefix, 1, STEPS + 1)
+            error = distance(_traced(self._low, cell, forced), wanted)
+            self._low.prepare((), 1, STEPS + 1)  # its cache is not needed any more
         self._prefix = tuple(cell.prefix)
         return forced, wanted, Limits(error)
 
@@ -71,6 +72,12 @@ class Reference:
             return self._full.logits(ids, keep)
         self._full.rewind()
         return self._full.extend(list(ids[n:]))
+
+
+def _traced(model: HfEager, cell: Cell, forced: list[list[int]]) -> F32:
+    """Logits [STEPS, batch, vocabulary] of ``forced`` after the cell's prefix, which is computed once."""
+    model.prepare(cell.prefix, 1, STEPS + 1)
+    return np.concatenate([model.trace([[ids[b]] for ids in forced]) for b in range(cell.batch)], axis=1)
 
 
 def check_logits(engine: Any, cell: Cell, forced: list[list[int]], wanted: F32, limits: Limits) -> ParityRecord:

@@ -1,19 +1,19 @@
 """Measures AMK against the torch baselines on this machine's card, with random weights of a public shape, labelled so.
 
 ``python -m amk_bench.baselines.run --model llama-3.2-1b --out FILE`` builds weights on the card, compiles, holds every engine's
-logits to HuggingFace in float32, times pairs, and writes one result file.  Several models may be prepared side by side (``--turn
-FOLDER --of N``): they compile at the same time and are timed one after the other, when all have compiled.
+logits to HuggingFace in float32, times pairs, and writes one result file, anew after every cell.  Several models may be prepared
+side by side (``--turn FOLDER --of N``): they compile at the same time and are timed one after the other, when all have compiled.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
+import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from amk_bench import arena as arenas
 from amk_bench import fingerprint, instruments
 from amk_bench.arena import Arena
 from amk_bench.baselines import registry
-from amk_bench.measure import Plan, Sitting
+from amk_bench.baselines.turns import GONE, Turns
+from amk_bench.measure import UNTIMED, Plan, Sitting
 from amk_bench.results import LatencyRecord, NoteRecord, Record, SkipRecord, document, write_atomically
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.machine import probe
@@ -32,23 +33,6 @@ POSITIONS = (16, 128, 1024, 2000)
 BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager", "pdl-graph", *registry.RIVALS)
 TOKENS, BLOCKS = 16, 8
 NO_TIME = "no time was left for this cell"
-WAIT_S = 400.0  # for the other models to compile
-
-
-@contextmanager
-def turn(folder: Path | None, of: int, name: str) -> Iterator[None]:
-    """Waits until ``of`` processes have come so far, then runs alone among them."""
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"ready.{name}").touch()
-    end = time.monotonic() + WAIT_S
-    while len(list(folder.glob("ready.*"))) < of and time.monotonic() < end:
-        time.sleep(0.2)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 class Bench:
@@ -59,7 +43,10 @@ class Bench:
 
     def __init__(self, model: str, make: Callable[[], Arena], names: Sequence[str], say: Callable[[str], None]) -> None:
         self.model, self.say = model, say
+        self.keep: Callable[[], None] = lambda: None  # called when a record has come
         self.records: list[Record] = []
+        self.paused: list[tuple[int, str, Sitting]] = []
+        self.timed: list[tuple[int, str, LatencyRecord]] = []
         self.names: list[str] = []
         self.left_out: dict[str, str] = {}
         self.arena: Arena | None = None
@@ -93,8 +80,16 @@ class Bench:
         """Every position against every baseline; cells that would begin after ``deadline`` stay empty, with the reason."""
         if self.arena is None:
             return
+        self.begin(positions, plan, deadline)
+        self.restart()
+        self.finish(deadline)
+        self.busy(deadline)
+
+    def begin(self, positions: Sequence[int], plan: Plan, deadline: float, restarts: bool = True) -> None:
+        """As :meth:`run`, up to the middle of the cells of engines in their own processes where they are to be restarted."""
+        if self.arena is None:
+            return
         noted = False
-        paused: list[tuple[int, str, Sitting]] = []
         for position in positions:
             for name, reason in self.left_out.items():
                 self._skip(position, name, reason)
@@ -109,17 +104,47 @@ class Bench:
                 if time.monotonic() > deadline:
                     self._skip(position, name, NO_TIME)
                     continue
-                halves = hasattr(self.arena.engines[name], "restart")
+                halves = restarts and hasattr(self.arena.engines[name], "restart")
                 work = self.arena.sittings(name, position, plan, floor, halves=halves)
                 if self._go_on(position, name, work):
-                    paused.append((position, name, work))
-        for name in dict.fromkeys(name for _, name, _ in paused):
+                    self.paused.append((position, name, work))
+
+    def restart(self) -> None:
+        """The engines whose cells are in the middle."""
+        for name in dict.fromkeys(name for _, name, _ in self.paused):
             self._restart(name)
-        for position, name, work in paused:
-            while name not in self.left_out and self._go_on(position, name, work):
-                pass
-            if name in self.left_out:
-                self._skip(position, name, self.left_out[name])
+
+    def finish(self, deadline: float) -> None:
+        """The other half of the cells that are in the middle."""
+        for position, name, work in self.paused:
+            more = True
+            while more and name not in self.left_out and time.monotonic() < deadline:
+                more = self._go_on(position, name, work)
+            if more:
+                self._skip(position, name, self.left_out.get(name, NO_TIME))
+        self.paused = []
+
+    def busy(self, deadline: float) -> None:
+        """How long of a token the device works, where an engine can tell: what its host costs is the rest of its wall time.
+
+        After all timing, because a profiler may leave the engine slower.
+        """
+        assert self.arena is not None
+        for position, name, record in self.timed:
+            engine: Any = self.arena.engines[name]
+            if not hasattr(engine, "busy_seconds") or time.monotonic() > deadline:
+                continue
+            cell = self.arena.cell(position)
+            try:
+                engine.prepare(cell.prefix, cell.batch, record.tokens + 1)
+                seconds = engine.busy_seconds(cell.first_ids(UNTIMED, self.arena.seed), record.tokens)
+            except Exception as error:
+                self.say(f"position {position}, {name}: no profile: {type(error).__name__}: {error}")
+                continue
+            if seconds is not None:
+                record.derived["baseline_busy_us"] = 1e6 * seconds
+                self.say(f"position {position}, {name}: the device works {1e6 * seconds:.0f} us of it")
+        self.keep()
 
     def _go_on(self, position: int, name: str, work: Sitting) -> bool:
         """One sitting of a cell; True where another is left.  An engine that breaks has its cell empty with what it said."""
@@ -134,7 +159,10 @@ class Bench:
             self._broke(self._cell(position, name), name, error)
             return False
         self.records.append(record)
+        self.keep()
         both = record.ours_us and record.baseline_us
+        if both:
+            self.timed.append((position, name, record))
         took = f"{record.ours_us:.0f} us, {record.baseline_us:.0f} us" if both else record.reason
         self.say(f"position {position}, {name}: {record.verdict} {took} ({time.monotonic() - start:.1f} s)")
         return False
@@ -156,7 +184,9 @@ class Bench:
         return f"{self.model} at {position}{f', batch {batch}' if batch != 1 else ''} against {name}"
 
     def _skip(self, position: int, name: str, reason: str) -> None:
-        run = f"python -m amk_bench.baselines.run --model {self.model} --positions {position} --baselines {name} --out FILE"
+        assert self.arena is not None
+        batch = f" --batch {self.arena.setting.batch}" if self.arena.setting.batch != 1 else ""
+        run = f"python -m amk_bench.baselines.run --model {self.model}{batch} --positions {position} --baselines {name} --out FILE"
         self.records.append(SkipRecord(self._cell(position, name), reason, run if reason == NO_TIME else ""))
 
     def close(self) -> None:
@@ -182,17 +212,32 @@ class Bench:
         return record.passed
 
 
-def on_card(name: str, batch: int, seed: int, last: int, tokens: int, say: Callable[[str], None]) -> Arena:
-    """The arena of a public shape with random weights."""
+def on_card(name: str, batch: int, seed: int, last: int, tokens: int, rivals: Sequence[str], say: Callable[[str], None]) -> Arena:
+    """The arena of a public shape with random weights; those of ``rivals`` with processes of their own start meanwhile."""
     graph, threads = GRAPH_SHAPES[name], os.cpu_count() or 1
     live, shared, origin = arenas.random_model(graph, seed)
     say(f"weights on the card, {shared['weights'].bytes_a_step() / 1e9:.2f} GB a step")
     rows = arenas.rows_for(graph, last, tokens)
+    shared["hf bf16 cuda"] = live
+    launch(rivals, registry.Setting(name, live, "cuda", "bf16", rows, batch, threads, shared), say)
     text = np.random.default_rng(seed).integers(0, graph.vocab_size, rows).tolist()
     return arenas.on_card(
         live, graph, "fast", model=name, text=text, rows=rows, seed=seed, threads=threads, origin=origin, batch=batch,
         shared=shared, say=say,
     )  # fmt: skip
+
+
+def launch(rivals: Sequence[str], setting: registry.Setting, say: Callable[[str], None]) -> None:
+    """Starts the processes of ``rivals`` and does not wait; they stand in what the setting shares, for :meth:`Arena.rival`."""
+    for name in rivals:
+        if name not in registry.RIVALS:
+            continue
+        # What is wrong with one is said when it is asked for.
+        with contextlib.suppress(Exception):
+            engine: Any = registry.make(name, setting)
+            engine.launch()
+            setting.shared[f"launched {name}"] = engine
+            say(f"{name} starts")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -206,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--turn", type=Path, default=None, help="folder in which the models that run side by side meet")
     parser.add_argument("--of", type=int, default=1, help="how many there are")
+    parser.add_argument("--no-restart", action="store_true", help="engines in their own processes stay as they were started")
     parser.add_argument("--energy", type=float, default=0.0, help="seconds for which each side runs for its joules a token")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no cell later than this")
     parser.add_argument("--commit", default="", help="commit that is measured, where the tree is not a checkout")
@@ -214,31 +260,58 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"[{time.monotonic() - start:6.1f} s] {args.model}: {text}", flush=True)
+        print(f"[{time.monotonic() - start:6.1f} s] {args.model}, batch {args.batch}: {text}", flush=True)
 
     asked = [int(p) for p in args.positions.split(",")]
     names = [n for n in args.baselines.split(",") if n]
-    bench = Bench(args.model, lambda: on_card(args.model, args.batch, args.seed, max(asked), args.tokens, say), names, say)
-    with turn(args.turn, args.of, args.model):
-        say("its turn")
-        machine = probe()
-        card = machine.gpus[0] if machine.gpus else None
-        try:
+    turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}")
+    end = start + args.seconds
+    if argv is None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been measured is kept, rivals are ended
+    machine = probe()
+    card = machine.gpus[0] if machine.gpus else None
+    given = sys.argv[1:] if argv is None else argv
+    command = ["python", "-m", "amk_bench.baselines.run", *fingerprint.without_places(given)]
+    device, arch = (card.name, card.arch) if card else ("cpu", "cpu")
+    stamp = fingerprint.take(machine, arch, device, command, {"all": args.seed}, Path.cwd(), args.commit)
+    bench: Bench | None = None
+
+    def keep() -> None:
+        records = bench.records if bench else []
+        weights = bench.arena.origin if bench and bench.arena else "random weights"
+        options = {**vars(args), "turn": "", "out": args.out.name, "weights": weights}
+        write_atomically(args.out, document(records, stamp.to_json(), options), replace=True)
+
+    try:
+        last = max(asked)
+        bench = Bench(args.model, lambda: on_card(args.model, args.batch, args.seed, last, args.tokens, names, say), names, say)
+        bench.keep = keep
+        # One that hangs while it starts costs the others no more than a half of their time.
+        turns.meet("ready", time.monotonic() + (end - time.monotonic()) / 2)
+        now = time.monotonic()
+        restarts = not args.no_restart
+        with turns.turn("first", now + (end - now) / 2 if restarts else end) as until:
+            say("its turn")
             if bench.arena is not None:
                 limit = bench.arena.setting.context
                 positions = [p for p in asked if p + args.tokens < limit]
                 plan = instruments.for_this_card().equip(Plan(args.tokens, args.blocks, args.seed), energy_s=args.energy)
-                bench.run(positions, plan, start + args.seconds)
-        finally:
+                bench.begin(positions, plan, until, restarts)
+        if restarts:
+            turns.meet("half", end)
+            bench.restart()
+            turns.meet("restarted", time.monotonic() + (end - time.monotonic()) / 2)
+            with turns.turn("second", end) as until:
+                bench.finish(until)
+        turns.meet("timed", end)  # profiles, and what ending an engine costs, fall into nobody's turn
+        if bench.arena is not None:
+            bench.busy(end)
+    finally:
+        if bench is not None:
             bench.close()
-            given = sys.argv[1:] if argv is None else argv
-            command = ["python", "-m", "amk_bench.baselines.run", *fingerprint.without_places(given)]
-            device, arch = (card.name, card.arch) if card else ("cpu", "cpu")
-            stamp = fingerprint.take(machine, arch, device, command, {"all": args.seed}, Path.cwd(), args.commit)
-            weights = bench.arena.origin if bench.arena else "random weights"
-            options = {**vars(args), "turn": "", "out": args.out.name, "weights": weights}
-            write_atomically(args.out, document(bench.records, stamp.to_json(), options), replace=True)
-            say(f"{len(bench.records)} records: {args.out.name}")
+        keep()
+        turns.mark(GONE)
+        say(f"{len(bench.records) if bench else 0} records: {args.out.name}")
     return 0
 
 

@@ -1,9 +1,14 @@
-"""The judge's very weights in the formats that rivals read: a HuggingFace folder, or a GGUF file; removed when the run ends."""
+"""The judge's very weights in the formats that rivals read: a HuggingFace folder, or a GGUF file.
+
+They are removed when the run ends, unless AMK_RIVALS_FILES names a folder: weights drawn from the same seed are written once then.
+"""
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,11 +20,17 @@ import numpy as np
 from amk_core.graph import ModelGraph
 
 
-def place(shared: dict[str, Any]) -> Path:
-    """The folder of this run's files, in the system's temporary folder."""
+def place(shared: dict[str, Any], graph: ModelGraph) -> Path:
+    """The folder of these weights' files: in AMK_RIVALS_FILES, where the next run finds them, else a temporary one."""
     if "rival files" not in shared:
-        folder = Path(tempfile.mkdtemp(prefix="amk-rivals-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        kept, origin = os.environ.get("AMK_RIVALS_FILES"), getattr(shared.get("weights"), "origin", "")
+        if kept and origin.startswith("random weights"):
+            known = hashlib.sha256(f"{graph!r} {origin}".encode()).hexdigest()[:16]
+            folder = Path(kept) / f"{graph.name}-{known}"
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="amk-rivals-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
         shared["rival files"] = folder
     found: Path = shared["rival files"]
     return found
@@ -33,7 +44,6 @@ def hf_folder(live: Any, folder: Path) -> Path:
     config = json.loads(live.config.to_json_string(use_diff=False))
     config.pop("quantization_config", None)
     config |= {"architectures": [type(live).__name__], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     tied = bool(live.config.tie_word_embeddings)
     groups: dict[str, dict[str, Any]] = {}
     for name, tensor in live.state_dict().items():
@@ -48,6 +58,8 @@ def hf_folder(live: Any, folder: Path) -> Path:
         save_file({n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}, folder / file, {"format": "pt"})
         where |= dict.fromkeys(tensors, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
+    # Last: a folder that has it is whole.
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return folder
 
 
@@ -98,7 +110,8 @@ def gguf_file(graph: ModelGraph, live: Any, path: Path) -> Path:
 
     if graph.rope.kind not in ("default", "llama3"):
         raise ValueError(f"{graph.name}: rotary kind {graph.rope.kind} is not written to GGUF here")
-    writer = gguf.GGUFWriter(str(path), "llama")
+    part = path.with_suffix(".part")
+    writer = gguf.GGUFWriter(str(part), "llama")
     writer.add_name(graph.name)
     writer.add_block_count(graph.n_layers)
     writer.add_context_length(graph.context)
@@ -114,18 +127,25 @@ def gguf_file(graph: ModelGraph, live: Any, path: Path) -> Path:
     writer.add_vocab_size(graph.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_tokenizer_model("no_vocab")
-    kinds = gguf.GGMLQuantizationType
-    if graph.rope.kind == "llama3":
-        writer.add_tensor("rope_freqs.weight", rope_divisors(graph))
+    divisors = [rope_divisors(graph)] if graph.rope.kind == "llama3" else []
+    for array in divisors:
+        writer.add_tensor_info("rope_freqs.weight", array.shape, array.dtype, array.nbytes)
     for name, tensor in tensors_of(graph, live):
-        host = tensor.detach().to("cpu")
-        if host.ndim == 1:
-            writer.add_tensor(name, host.float().numpy())
+        if tensor.ndim == 1:
+            writer.add_tensor_info(name, tuple(tensor.shape), np.dtype(np.float32), 4 * tensor.numel())
         else:
-            raw = host.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
-            writer.add_tensor(name, raw, raw_dtype=kinds.BF16)
+            rows, columns = tensor.shape
+            kind = gguf.GGMLQuantizationType.BF16
+            writer.add_tensor_info(name, (rows, 2 * columns), np.dtype(np.uint8), 2 * tensor.numel(), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for array in divisors:
+        writer.write_tensor_data(array)
+    for _, tensor in tensors_of(graph, live):  # one at a time: together they fill a machine's memory once more
+        host = tensor.detach().to("cpu")
+        host = host.float() if host.ndim == 1 else host.to(torch.bfloat16).contiguous().view(torch.uint8)
+        writer.write_tensor_data(host.numpy())
     writer.close()
+    part.replace(path)
     return path

@@ -62,13 +62,14 @@ class LlamaWorker:
         self._memory = lib.llama_get_memory(self._context)
         self._sequences = batch
         self._batch, self._prefix = lib.llama_batch_init(max(PART, batch), 0, 1), 0
+        self._held: tuple[int, ...] | None = None  # what the cache begins with, in every sequence
         self._library = Path(library)
 
     def describe(self) -> dict[str, str]:
         version = next((n.name for n in self._library.glob("libllama*") if any(c.isdigit() for c in n.name)), "unknown")
         version = os.environ.get("AMK_LLAMA_CPP_VERSION") or version
         return {
-            "llama.cpp": version, "devices": " ".join(self._lib.devices), "sampling": "greedy on the host",
+            "llama.cpp": version, "devices": " ".join(self._lib.devices), "sampling": "greedy on the host", "cache": "fp16",
             "clock": "host clock in the rival's process",
         }  # fmt: skip
 
@@ -89,12 +90,16 @@ class LlamaWorker:
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
         if batch != self._sequences:
             raise ValueError(f"this context has {self._sequences} sequences, the cell {batch}")
+        if self._held == tuple(prefix):
+            self._rewind()
+            return
+        self._held = None
         self._lib.llama_memory_clear(self._memory, True)
         for sequence in range(batch):
             for start in range(0, len(prefix), PART):
                 part = list(prefix[start : start + PART])
                 self._decode([(token, start + i, sequence) for i, token in enumerate(part)], False)
-        self._prefix = len(prefix)
+        self._prefix, self._held = len(prefix), tuple(prefix)
 
     def _rewind(self) -> None:
         for sequence in range(self._sequences):
@@ -145,7 +150,7 @@ class LlamaWorker:
             if position >= len(ids) - (keep or len(ids)):
                 rows.append(self._row(0).tolist())
         self._lib.llama_memory_clear(self._memory, True)
-        self._prefix = 0
+        self._prefix, self._held = 0, None
         return rows
 
 

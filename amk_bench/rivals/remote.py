@@ -50,9 +50,14 @@ class RemoteEngine:
     def available(self) -> str | None:
         return None
 
-    def begin(self) -> None:
-        """The process runs; started where it does not."""
+    def launch(self) -> None:
+        """Starts the process and goes on: what it loads and compiles takes a minute in which others can do the same."""
         if not self.resident.running:
+            self.resident.launch()
+
+    def begin(self) -> None:
+        """The process runs and is ready; started where it does not."""
+        if not self.resident.ready:
             self.resident.start()
 
     def restart(self) -> None:

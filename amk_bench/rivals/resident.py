@@ -19,7 +19,7 @@ from amk_bench.rivals.wire import CLOSE, HELLO
 START_S = 600.0  # loading, compiling, capturing; an 8B model of vLLM takes 100 s
 CALL_S = 300.0
 CLOSE_S = 15.0
-TAIL = 600  # characters of what a process said last
+TAIL = 2000  # characters of what a process said last
 
 
 class RivalBroke(RuntimeError):
@@ -46,6 +46,7 @@ class Resident:
         self._process: subprocess.Popen[bytes] | None = None
         self._said: Any = None
         self._buffer = b""
+        self._starting = False
         self.told: dict[str, Any] = {}
         self.starts = 0
 
@@ -53,23 +54,34 @@ class Resident:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ready(self) -> bool:
+        return self.running and not self._starting
+
     def start(self) -> None:
-        """Starts it and waits until it is ready.  Raises RivalBroke."""
+        """Starts it, unless :meth:`launch` has, and waits until it is ready.  Raises RivalBroke."""
+        if not self._starting or self._process is None:
+            self.launch()
+        self._starting = False
+        message = self._receive(self._start_s, "start")
+        if HELLO not in message:
+            raise self._broke(f"it could not start: {message.get('error', message)}")
+        self.told = dict(message[HELLO])
+
+    def launch(self) -> None:
+        """Starts it and does not wait: :meth:`start` does.  Raises RivalBroke where it cannot even begin."""
         self.close()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._buffer = b""
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env=self._env,
-                start_new_session=True, preexec_fn=_dies_with_parent,
+                start_new_session=True, preexec_fn=_dies_with_parent, cwd=tempfile.gettempdir(),
             )  # fmt: skip
         except OSError as error:
             raise RivalBroke(f"{self._command[0]} cannot be started: {error}") from None
         self.starts += 1
-        message = self._receive(self._start_s, "start")
-        if HELLO not in message:
-            raise self._broke(f"it could not start: {message.get('error', message)}")
-        self.told = dict(message[HELLO])
+        self._starting = True
 
     def ask(self, operation: str, **values: Any) -> Any:
         """The answer of one operation.  Raises RivalBroke, after which the process is gone unless it answered with an error."""

@@ -101,7 +101,7 @@ def _bf16_on_a_card(setting: Setting, name: str) -> None:
 
 
 def _checkpoint(setting: Setting) -> Path:
-    folder = checkpoints.place(setting.shared) / "hf"
+    folder = checkpoints.place(setting.shared, _graph(setting)) / "hf"
     if not (folder / "config.json").exists():
         checkpoints.hf_folder(_live(setting), folder)
     return folder
@@ -112,7 +112,10 @@ def vllm(setting: Setting) -> BestOfModes:
     _bf16_on_a_card(setting, "vLLM")
     python = os.environ.get("AMK_VLLM_PYTHON") or sys.executable
     added = os.environ.get("AMK_VLLM_PATH", "")
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, [added, os.environ.get("PYTHONPATH")]))} if added else {}
+    # amk's own tree comes behind everything else (worker_command), so that its folders hide no package of vLLM's.
+    tree = Path(__file__).resolve().parents[2]
+    others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != tree]
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [added, *others]))}
     vllm_version(python, env)
     graph = _graph(setting)
     rows = min(setting.context, graph.context)
@@ -151,12 +154,13 @@ def llama_cpp(setting: Setting) -> TracingEngine:
     if setting.precision != "bf16":
         raise BaselineUnavailable(f"llama.cpp is measured with bf16 weights, not in {setting.precision}")
     graph = _graph(setting)
-    file = checkpoints.place(setting.shared) / "model.gguf"
+    file = checkpoints.place(setting.shared, graph) / "model.gguf"
     if not file.exists():
         checkpoints.gguf_file(graph, _live(setting), file)
     values = {
         "model": str(file), "library": str(folder), "rows": min(setting.context, graph.context), "batch": setting.batch,
-        "threads": setting.threads, "card": setting.device == "cuda",
+        # With all layers on a card, more threads spin for nothing.
+        "threads": 1 if setting.device == "cuda" else setting.threads, "card": setting.device == "cuda",
     }  # fmt: skip
     # libggml-cuda finds the CUDA libraries that came with torch.
     paths = [str(folder), *_cuda_libraries(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from amk_bench.baselines.engines import FusedEngine  # noqa: E402
 from amk_bench.baselines.hf import HfEager  # noqa: E402
 from amk_bench.baselines.reference import LEAST_LIMIT, Limits, Reference, check_logits, distance  # noqa: E402
-from amk_bench.baselines.run import Bench, turn  # noqa: E402
+from amk_bench.baselines.run import Bench, launch  # noqa: E402
 from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
 from amk_bench.clock import CpuClock  # noqa: E402
 from amk_bench.measure import Cell, Plan  # noqa: E402
@@ -121,6 +121,11 @@ class Elsewhere(FusedEngine):
     def restart(self) -> None:
         self.restarts += 1
 
+    def busy_seconds(self, first: Any, tokens: int) -> float:
+        if self.restarts == 2:
+            raise RuntimeError("no profiler")
+        return 3e-6
+
     def close(self) -> None:
         self.ended = True
 
@@ -139,7 +144,8 @@ def test_a_rival_in_its_own_process_is_restarted_once_in_the_middle_of_all_its_c
     times = [r for r in here.records if isinstance(r, LatencyRecord) and r.baseline == "elsewhere"]
     assert [(r.position, len(r.baseline_samples_us)) for r in times] == [(0, 12), (16, 12)], [r.reason for r in times]
     assert engine.restarts == 1
-    assert engine.prepared == 6  # P2, and before and after the restart, at two positions
+    assert engine.prepared == 8  # P2, before and after the restart, and for the profile, at two positions
+    assert [r.derived["baseline_busy_us"] for r in times] == pytest.approx([3.0, 3.0])
     assert engine.ended
 
 
@@ -183,18 +189,53 @@ def test_the_reference_s_quick_score_is_its_full_one() -> None:
     assert check_logits(FusedEngine(weights, 2, 32, "eager"), cell, forced, wanted, limits).passed
 
 
-def test_models_side_by_side_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
+def test_a_reference_without_weights_of_its_own_has_the_same_bits() -> None:
+    live = hf_model(random_weights(GRAPH, 1, "cpu", torch.bfloat16))
+    full, lean = HfEager(live, 1, "fp32"), HfEager(live, 1, "fp32", lean=True)
+    assert np.array_equal(full.logits(range(20)), lean.logits(range(20)))
+    for engine in (full, lean):
+        engine.prepare((5, 6, 7), 1, 5)
+    assert np.array_equal(full.trace([[8], [9]]), lean.trace([[8], [9]]))
+    assert {p.data_ptr() for p in lean.model.parameters()} == {p.data_ptr() for p in live.parameters()}
 
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        (tmp_path / "ready.other").touch()
 
-    monkeypatch.setattr(time, "sleep", nap)
-    with turn(tmp_path, 2, "mine"):
-        assert len(naps) == 1
-    with turn(None, 5, "alone"):
-        assert len(naps) == 1
+def test_rivals_with_processes_are_started_before_ours_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Slow:
+        def launch(self) -> None:
+            events.append("launched")
+
+    def make(name: str, setting: registry.Setting) -> Any:
+        if name == "vllm":
+            return Slow()
+        raise registry.BaselineUnavailable("not here")
+
+    monkeypatch.setattr(registry, "make", make)
+    setting = registry.Setting("tiny", None)
+    launch(["fused", "llama.cpp", "vllm"], setting, lambda text: None)
+    assert events == ["launched"]
+    assert list(setting.shared) == ["launched vllm"]
+
+
+def test_without_a_restart_cells_are_measured_in_one_go() -> None:
+    engine = _elsewhere()
+    here = bench(elsewhere=engine)
+    kept: list[int] = []
+    here.keep = lambda: kept.append(len(here.records))
+    here.begin([0], Plan(4, 6, 7), time.monotonic() + 600, restarts=False)
+    assert (here.paused, engine.restarts) == ([], 0)
+    times = [r for r in here.records if isinstance(r, LatencyRecord)]
+    assert [r.baseline for r in times] == ["HF eager", "elsewhere"]
+    assert len(kept) == 2  # what is measured is kept at once
+
+
+def test_a_cell_whose_second_half_has_no_time_is_empty() -> None:
+    here = bench(elsewhere=_elsewhere())
+    here.begin([0], Plan(4, 6, 7), time.monotonic() + 600)
+    here.finish(0.0)
+    (skipped,) = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert (skipped.cell, skipped.reason) == ("tiny at 0 against elsewhere", "no time was left for this cell")
 
 
 def test_the_committed_runs_say_where_their_weights_come_from() -> None:

@@ -1,4 +1,4 @@
-"""Run by test_pdl.py: ``pdl_check.py interpret BATCH ROWS`` or ``pdl_check.py compile ARCH``; prints what it found as JSON."""
+"""Run by test_pdl.py: ``pdl_check.py interpret BATCH ROWS``, ``compile ARCH`` or ``shapes ARCH``; prints what it found as JSON."""
 
 import json
 import os
@@ -80,6 +80,58 @@ def compiled(arch: int) -> dict:
     return out
 
 
+def shapes(arch: int) -> dict:
+    """Every kernel of the public shapes, compiled for a card that need not be here, in every tile that is tried there."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from amk_bench.baselines.weights import TorchWeights
+    from amk_bench.rivals.pdl import TILES, PdlStep
+    from amk_core.graph import GRAPH_SHAPES
+
+    types = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32", float: "fp32", int: "i32"}
+    seen: dict[str, dict] = {}
+
+    class Compiled(PdlStep):
+        def _launch(self, kernel, grid, *values, **constants) -> None:
+            assert all(0 < n < 2**31 for n in grid)
+            constants["PDL"] = True
+            key = f"{kernel.__name__} {sorted(constants.items())} {self.tile.warps}"
+            if key in seen:
+                return
+            names, given = kernel.arg_names, dict(zip(kernel.arg_names, values, strict=False))
+            signature = {n: "constexpr" if n in constants else types[getattr(given[n], "dtype", type(given[n]))] for n in names}
+            aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*")}
+            source = ASTSource(
+                fn=kernel, signature=signature, constexprs={(names.index(n),): v for n, v in constants.items()}, attrs=aligned
+            )
+            options = {"num_warps": self.tile.warps, "launch_pdl": True}
+            made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+            seen[key] = {"shared": made.metadata.shared, "waits": made.asm["ptx"].count("griddepcontrol.wait")}
+
+    def on_no_card(g) -> TorchWeights:
+        def empty(*shape: int):
+            return torch.empty(shape, device="meta", dtype=torch.bfloat16)
+
+        sizes = {
+            "attn_norm": (g.hidden_size,), "qkv": (g.q_size + 2 * g.kv_size, g.hidden_size), "o": (g.hidden_size, g.q_size),
+            "mlp_norm": (g.hidden_size,), "gate_up": (2 * g.intermediate_size, g.hidden_size),
+            "down": (g.hidden_size, g.intermediate_size),
+        }  # fmt: skip
+        tensors = {"embed": empty(g.vocab_size, g.hidden_size), "final_norm": empty(g.hidden_size)}
+        tensors["head"] = empty(g.vocab_size, g.hidden_size)
+        tensors |= {f"L{i}.{name}": empty(*shape) for i in range(g.n_layers) for name, shape in sizes.items()}
+        return TorchWeights(g, tensors, "none")
+
+    for graph in GRAPH_SHAPES.values():
+        for batch in (1, 4, 16):
+            for tile in TILES:
+                Compiled(on_no_card(graph), batch, 1152, tile, dependent=True, interpreted=False)()
+    return seen
+
+
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:]
-    print(json.dumps({"interpret": interpret, "compile": compiled}[what](*map(int, numbers))))
+    print(json.dumps({"interpret": interpret, "compile": compiled, "shapes": shapes}[what](*map(int, numbers))))

@@ -22,7 +22,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="the kerne
 
 def check(*words: str) -> Any:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -57,6 +57,16 @@ def test_kernels_release_the_next_one_and_fetch_weights_before_they_wait(arch: i
             # With one sequence all 32 KiB of a program's weights, 16 bytes a thread and load, are under way.
             assert seen["loads before"] >= (16 if name.endswith(" 1") else 1), name
         assert seen["shared"] <= 99 << 10, name
+
+
+@needs_triton
+@pytest.mark.amk_full("the launch-based step in every shape and tile")
+def test_every_kernel_of_the_public_shapes_compiles_in_every_tile() -> None:
+    found = check("shapes", "90")
+    assert len(found) > 100
+    for name, seen in found.items():
+        assert seen["waits"] == 1, name
+        assert seen["shared"] <= 227 << 10, name
 
 
 def test_where_it_cannot_run_the_cell_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
