@@ -68,9 +68,10 @@ def test_rows_of_the_caches() -> None:
 
 def test_a_card_too_small_is_said_in_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 << 30, 24 << 30))
-    arenas._room(GRAPH_SHAPES["llama-3.2-1b"], 2, True)
+    arenas._room(GRAPH_SHAPES["llama-3.2-1b"], 2, True, False)
+    arenas._room(GRAPH_SHAPES["llama-3.1-8b"], 2, True, True)  # without float32 weights beside them
     with pytest.raises(arenas.NoRoom, match=r"llama-3\.1-8b: .* need 53 GB more, 26 GB of the card are free"):
-        arenas._room(GRAPH_SHAPES["llama-3.1-8b"], 2, True)
+        arenas._room(GRAPH_SHAPES["llama-3.1-8b"], 2, True, False)
 
 
 def test_on_a_cpu_the_reference_and_the_baseline_have_caches_of_their_own() -> None:

@@ -248,10 +248,10 @@ def test_the_committed_runs_say_where_their_weights_come_from() -> None:
 def test_losses_and_empty_cells_are_shown(report_tree: Path) -> None:
     e = Evidence.read(report_tree)
     lines = rivals.table(e.pairs, e.gaps, e.files).splitlines()
-    assert lines[0] == "| NVIDIA H200 | batch | position | AMK CUDA VM | rival | weak rival |"
-    assert lines[2].startswith("| llama-3.2-1b | 1 | 128 | 100.1 | 150.1 (1.50, ")
-    assert lines[3].startswith("| llama-3.2-1b | 1 | 1024 | 100.1 | 80.08 (0.80, ")
+    assert lines[0] == "| NVIDIA H200 | weights | precision | batch | position | AMK CUDA VM | rival | weak rival |"
+    assert lines[2].startswith("| llama-3.2-1b | random | bf16, fast | 1 | 128 | 100.1 | 150.1 (1.50, ")
+    assert lines[3].startswith("| llama-3.2-1b | random | bf16, fast | 1 | 1024 | 100.1 | 80.08 (0.80, ")
     assert lines[3].endswith(") **LOSS** | not run |")
-    assert lines[4] == "| llama-3.2-1b | 1 | 4096 | - | INVALID: its tokens <differ> | not run |"
+    assert lines[4] == "| llama-3.2-1b | random | bf16, fast | 1 | 4096 | - | INVALID: its tokens <differ> | not run |"
     assert "llama-3.2-1b: 1 pairs not timed, vLLM is not installed." in lines
     assert "0 of 1 parity claims on this card hold." in lines
