@@ -13,9 +13,8 @@ constexpr i64 kFirstSteps = 8;  // steps written out before more are tried
 
 // Findings that other clocks could change; `clipped`: these say less than is known.
 bool needs_clocks(const Finding& f, bool clipped) {
-  return f.undecided || f.rule == kRace || f.rule == kFlow || (f.rule == kStop && f.what == "order") ||
-         (f.rule == kTag && f.what == "overwrite") || (f.rule == kCover && f.what != "output" && (f.what != "dead" || clipped)) ||
-         (f.rule == kProxy && f.what == "fence");
+  return f.undecided || f.rule == kRace || f.rule == kFlow || f.what == "order" || f.what == "overwrite" || f.what == "fence" ||
+         (f.rule == kCover && f.what != "output" && (f.what != "dead" || clipped));
 }
 
 // Where the periodic clocks complain and writing out some steps does not settle it.
@@ -91,7 +90,7 @@ Verdict decide(const Tables& t) {
   if (!v.run.complete) deadlock(m, tags, v.run, v.report);
   const i64 horizon = v.run.complete ? m.steps : 1;
   if (horizon == 1) {
-    if (!v.run.complete) m.steps = 1;  // only the reached prefix of the first step is judged
+    m.steps = 1;  // of a run that ends, only the reached prefix of the first step is judged
     v.clocks = unrolled_clocks(m, v.run, 1);
     Checker(m, v.run, v.clocks, v.report, 1).all();
     if (v.clocks.clipped) v.report = merge_undecided(std::move(v.report), true);

@@ -156,9 +156,9 @@ struct Clocks {
     if (m->queue_of[b] != r) return value[row[unroll ? i * n + b : b] + r];
     return i32(unroll ? i : 0) * m->len[r] + m->pos_of[b] + 1;
   }
-  // a of step i is certainly complete when b, the first task of its queue, has only its waits on the step before left behind
+  // a of step i is certainly complete when b, the first task of its queue, has only its waits on step i left behind in step i + 1
   bool decided(const Run&, i32 a, i64 i, i32 b) const;
-  // least k >= 0 with a(i - k) ordered before b(i) for every i, or -1
+  // periodic, of two tasks: least k >= 0 with a(i - k) ordered before b(i) for every i, or -1
   i64 lag(i32 a, i32 b) const;
 };
 inline constexpr i32 kNever = -(1 << 30);  // minus infinity
@@ -282,11 +282,9 @@ struct Checker {
 // ---- bundles
 struct Bundle {
   i32 list, lo, hi;            // reads [lo, hi) of a list
-  i32 next = -1;               // the bundle of this list made after it
   size_t low = 0, high = 0;    // [q] each, in the arena
   i32 label = -1, node = -1, fed = -1;
   bool mixed = false, maybe = false, async = false;
-  std::array<i64, 2> passed{-1, -1};  // a clock row that all reads are known to precede, 0 and 1 step later
 };
 class Bundles {
  public:
@@ -299,7 +297,7 @@ class Bundles {
   bool scan(const std::vector<Item>& items, const std::vector<i32>& lists, const Checker::ScanOptions&);
   Bundle& get(i32 list, i32 lo, i32 hi);
   bool after(const Bundle&, i32 a, i64 later) const;
-  bool before(Bundle&, i32 w, i64 later) const;
+  bool before(const Bundle&, i32 w, i64 later) const;
   void feed(Bundle&, i32 w);
 
  private:
@@ -321,7 +319,6 @@ class Bundles {
   Checker& c;
   const Model& m;
   std::vector<List> lists_;
-  std::vector<i32> next_, tail_;  // per list: the bundle expected next, and the one made last
   std::vector<Bundle> all_;
   std::vector<i32> arena_;
   std::unordered_map<std::array<i32, 3>, i32, KeyHash> by_key_;

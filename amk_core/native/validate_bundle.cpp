@@ -14,7 +14,7 @@ constexpr size_t kArena = size_t{1} << 24;  // numbers kept in bundles at once
 
 }  // namespace
 
-Bundles::Bundles(Checker& checker, const std::vector<i32>& rects) : c(checker), m(checker.m), lists_(rects.size()), next_(rects.size(), -1) {
+Bundles::Bundles(Checker& checker, const std::vector<i32>& rects) : c(checker), m(checker.m), lists_(rects.size()) {
   for (size_t k = 0; k < rects.size(); ++k) {
     const auto& list = c.acc_of[rects[k]];
     for (i32 a : list)
@@ -28,25 +28,10 @@ Bundles::Bundles(Checker& checker, const std::vector<i32>& rects) : c(checker), 
 
 // Reads [lo, hi) of list k.
 Bundle& Bundles::get(i32 k, i32 lo, i32 hi) {
-  if (const i32 at = next_[k]; at >= 0 && at < i32(all_.size()) && all_[at].list == k && all_[at].lo == lo && all_[at].hi == hi) {
-    next_[k] = all_[at].next;
-    return all_[at];
-  }
-  if (arena_.size() > kArena) {
-    all_.clear(), arena_.clear(), by_key_.clear();
-    std::fill(next_.begin(), next_.end(), -1), std::fill(tail_.begin(), tail_.end(), -1);
-  }
+  if (arena_.size() > kArena) all_.clear(), arena_.clear(), by_key_.clear();
   const auto [it, fresh] = by_key_.try_emplace({k, lo, hi}, i32(all_.size()));
-  if (!fresh) {
-    next_[k] = all_[it->second].next;
-    return all_[it->second];
-  }
-  tail_.resize(lists_.size(), -1);
-  if (tail_[k] >= 0) all_[tail_[k]].next = it->second;
-  tail_[k] = it->second, next_[k] = -1;
-  all_.push_back({k, lo, hi});
-  build(all_.back());
-  return all_.back();
+  if (fresh) all_.push_back({k, lo, hi}), build(all_.back());
+  return all_[it->second];
 }
 
 void Bundles::build(Bundle& b) {
@@ -57,26 +42,15 @@ void Bundles::build(Bundle& b) {
   std::fill(high, high + q, 0);
   const auto& list = lists_[b.list].acc;
   b.label = m.acc[list[b.lo]].label;
-  i64 shared = -1;  // the clock row of the reads before this one, and the queue whose entry they do not use
-  i32 unused = -1;
   for (i32 at = b.lo; at < b.hi; ++at) {
     const Access& a = m.acc[list[at]];
     const i32 own = m.queue_of[a.task], pos = m.pos_of[a.task] + 1;
     b.mixed |= a.label != b.label;
     b.maybe |= a.maybe();
     b.async |= (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
-    const i64 row = c.clocks.row[a.task];
-    const i32* v = c.clocks.value.data() + row;
-    if (row != shared) {
-      const i32 keep = low[own];
-      lower_row(low, v, q);
-      low[own] = keep;
-      shared = row, unused = own;
-    } else if (unused >= 0 && unused != own) {
-      low[unused] = std::min(low[unused], v[unused]);
-      unused = -1;
-    }
-    low[own] = std::min(low[own], pos);
+    const i32 least = std::min(low[own], pos);
+    lower_row(low, c.clocks.value.data() + c.clocks.row[a.task], q);
+    low[own] = least;
     high[own] = std::max(high[own], pos);
   }
 }
@@ -87,19 +61,12 @@ bool Bundles::after(const Bundle& b, i32 a, i64 later) const {
   return i64{arena_[b.low + size_t(qa)]} + later * m.len[qa] >= m.pos_of[a] + 1;
 }
 
-// w, `later` steps after them, certainly starts after every read of the bundle is over.
-bool Bundles::before(Bundle& b, i32 w, i64 later) const {
-  const i64 row = c.clocks.row[w];
-  if (b.passed[later] == row) return true;
+// w, `later` steps after them and later in the replay, certainly starts after every read of the bundle is over.
+bool Bundles::before(const Bundle& b, i32 w, i64 later) const {
   const i32 own = m.queue_of[w];
-  const i32 *v = c.clocks.value.data() + row, *high = arena_.data() + b.high;
-  bool all = true;
-  for (i32 r = 0; r < m.q; ++r) {
-    if (high[r] == 0 || v[r] + later * m.len[r] >= high[r]) continue;
-    all = false;
-    if (r != own || (later == 0 && m.pos_of[w] + 1 < high[r])) return false;
-  }
-  if (all) b.passed[later] = row;
+  const i32 *v = c.clocks.value.data() + c.clocks.row[w], *high = arena_.data() + b.high;
+  for (i32 r = 0; r < m.q; ++r)
+    if (r != own && high[r] > 0 && v[r] + later * m.len[r] < high[r]) return false;
   return true;
 }
 
@@ -127,8 +94,7 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     const Access& a = m.acc[acc];
     const i32 buffer = m.rects[a.rect].buffer;
     const bool step_buffer = m.step_lifetime(buffer);
-    if (last.acc >= 0 && !follows) return false;
-    if (async) return false;
+    if (!follows || async) return false;
     if (!o.data || (o.skip_data && (*o.skip_data)[acc])) return true;
     if (last.acc < 0) return o.initial && !(o.second_pass && step_buffer);
     if (last.step != step && step_buffer) return true;

@@ -1,6 +1,8 @@
 // What clocks say: order, lag, the exact grant of a wait, and how many steps may be written out.
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <tuple>
 
 #include "validate_rows.hpp"
 
@@ -51,49 +53,44 @@ i32 grant(const Model& m, const Run& run, const Clocks& c, i32 counter, i64 tau,
 }
 
 void grants(const Model& m, const Run& run, const Clocks& c, i32 counter, i64 tau, std::vector<i32>& out, Picks& pick) {
-  for (i32 r = 0; r < m.q; ++r) out[r] = m.len[r] ? grant(m, run, c, counter, tau, r, pick) : c.unroll ? 0 : kNever;
+  for (i32 r = 0; r < m.q; ++r) out[r] = grant(m, run, c, counter, tau, r, pick);
 }
 
 i64 Clocks::lag(i32 a, i32 b) const {
-  const i32 qa = m->queue_of[a], qb = m->queue_of[b];
-  if (qa == qb) return m->pos_of[a] < m->pos_of[b] ? 0 : 1;
-  if (unroll) return -1;
-  const i64 v = value[row[b] + qa];
+  const i32 qa = m->queue_of[a];
+  const i64 v = qa == m->queue_of[b] ? m->pos_of[b] : value[row[b] + qa];
   if (v <= kNever) return -1;
-  const i64 miss = m->pos_of[a] + 1 - v;
-  return miss <= 0 ? 0 : (miss + m->len[qa] - 1) / m->len[qa];
+  return std::max<i64>(0, (m->pos_of[a] - v + m->len[qa]) / m->len[qa]);
 }
 
 bool Clocks::decided(const Run& run, i32 a, i64 i, i32 b) const {
   const i32 qa = m->queue_of[a], qb = m->queue_of[b];
-  if (qa == qb) return true;
   const i32 last = m->t.queue_task[m->t.queue_off[qb] + m->len[qb] - 1];
-  const i64 need = unroll ? i * m->len[qa] + m->pos_of[a] + 1 : m->pos_of[a] + 1 - m->len[qa];
-  if (unroll ? plus(i, last, qa) >= need : plus(0, last, qa) - m->len[qa] >= need) return true;
+  const i64 step = unroll ? i : 0, need = step * m->len[qa] + m->pos_of[a] + 1;
+  if (plus(i, last, qa) >= need) return true;
   Picks pick;
   for (i64 w = m->t.wait_off[b]; w < m->t.wait_off[b + 1]; ++w) {
     if (m->t.wait_e[w] != -1) continue;
     const i32 c = m->t.wait_counter[w];
-    const i64 tau = (unroll ? i : -1) * m->total[c] + m->t.wait_t[w];
-    if (grant(*m, run, *this, c, tau, qa, pick) >= need) return true;
+    if (grant(*m, run, *this, c, step * m->total[c] + m->t.wait_t[w], qa, pick) >= need) return true;
   }
   return false;
 }
 
 i64 affordable_steps(const Model& m) {
+  if (m.n == 0) return 1;
   i64 joins = 1, waits = 1;
-  std::map<std::tuple<i32, i64, i32>, i64> distinct;
+  std::set<std::tuple<i32, i64, i32>> distinct;
   for (i32 b = 0; b < m.n; ++b)
     for (i64 w = m.t.wait_off[b]; w < m.t.wait_off[b + 1]; ++w) {
       const i32 c = m.t.wait_counter[w];
       const i64 producers = m.prod_off[c + 1] - m.prod_off[c];
-      if (distinct.try_emplace({c, m.t.wait_t[w], m.t.wait_e[w]}, 0).second) joins += producers;
+      if (distinct.emplace(c, m.t.wait_t[w], m.t.wait_e[w]).second) joins += producers;
       waits += producers;
     }
-  const i64 width = std::max(1, m.q), tasks = std::max(1, m.n);
-  i64 u = std::min(kUnrolledTasks / tasks, kUnrolledCells / (tasks * width));
-  u = std::min(u, i64(std::sqrt(double(kUnrolledWork) / (double(joins) * double(width) + double(waits)))));
-  return std::clamp<i64>(u, 1, m.steps);
+  const i64 tasks = m.n, width = m.q;
+  const i64 work = i64(std::sqrt(double(kUnrolledWork) / (double(joins) * double(width) + double(waits))));
+  return std::min({kUnrolledTasks / tasks, kUnrolledCells / (tasks * width), work, m.steps});
 }
 
 }  // namespace amk::validate

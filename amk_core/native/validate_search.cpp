@@ -8,6 +8,7 @@
 // share a row.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "validate_rows.hpp"
 
@@ -19,10 +20,9 @@ constexpr int kMaxRounds = 256;          // 24 sufficed for 49 000 random loops
 constexpr int kBoundRounds = 32;         // then bounds give way to exact grants, where those are cheap
 constexpr i64 kEagerWork = 1 << 20;      // producers times queues up to which a doubtful threshold is evaluated exactly at once
 
-// A clock: a row in which the entry of one queue is replaced (what a producer's end grants), and perhaps negative ones are zero.
+// A clock: a row in which the entry of one queue is replaced (what a producer's end grants).
 struct Value {
   i32 row = -1, queue = -1, own = 0;
-  bool raised = false;
   bool operator==(const Value&) const = default;
 };
 
@@ -32,17 +32,17 @@ struct Threshold {
   Value now;            // what reaching it grants
   i32 before = -1;      // periodic: what having reached it in the step before grants
   Value before_of;      // the clock `before` was made of
-  bool asked_before = false, exact = false, jumped = false;
-  bool raised = false;  // negative entries were set to zero: a bound, perhaps more than is granted
-  i64 moved = 0;        // when `now` last changed
-  i64 computed = -1, looked = -1;  // exact: when, and when it was last found to be up to date
+  bool asked_before = false;
+  bool doubtful = false;  // `now` is a bound, perhaps more than is granted
+  bool exact = false;
+  i64 moved = 0;    // when `now` last changed
+  i64 looked = -1;  // exact: when `now` was last up to date
 };
 
 struct Feed {  // a counter in the current round
   i64 weight = 0;
   i32 next = 0;          // threshold
   i32 slot = -1;         // of the accumulator
-  i32 row = -1, unused = -1;  // the row added last, and the queue whose entry was left out of it
 };
 
 class Search {
@@ -54,22 +54,13 @@ class Search {
   Clocks solve() {
     if (m.n == 0) return std::move(c);
     if (!prepare()) return give_up();
-    int rounds = 1;
-    bool moved = round();
-    if (overflow_) return give_up();
-    bool settled = settle(true);
-    while (true) {
-      while (moved) {
-        if (overflow_) return give_up();
-        if (++rounds == kBoundRounds) be_exact(kEagerWork);
-        if (rounds > kMaxRounds) return stop_drift();
-        moved = round();
-        settled &= !moved;
-      }
+    for (int rounds = 1; rounds <= kMaxRounds; ++rounds) {
+      if (rounds == kBoundRounds) be_exact(kEagerWork);
+      const bool moved = round();
       if (overflow_) return give_up();
-      if (settled || settle(false)) return std::move(c);
-      moved = true;  // under the thresholds that are exact now
+      if (!moved && settle()) return std::move(c);
     }
+    return stop_drift();
   }
 
  private:
@@ -86,7 +77,7 @@ class Search {
   std::vector<i32> made_by_;
   std::vector<i64> made_amount_;
   std::vector<i32> single_;              // per counter: the queue of all producers, -1: several
-  std::vector<i32> most_;                // periodic, per counter with several: the largest clock of its producers, a row; -1: not yet known
+  std::vector<i32> most_;                // periodic, per counter with several: the largest clock of its producers, a row
   std::vector<i32> floor_;               // periodic: lowest()
   std::vector<uint64_t> needs_, common_; // per queue, per counter: which queues there are clocks for
   i64 words_ = 0;
@@ -95,12 +86,13 @@ class Search {
   std::vector<std::vector<i32>> slots_;  // accumulators
   std::vector<i32> free_slots_;
   std::vector<i32> wrap_, wrap_of_;      // per queue: the clock of its last task, a step back
-  std::vector<i64> tick_;                // per instance: when its row last changed
+  std::vector<i64> tick_;                // per instance: when its row last changed; 0: it knows nothing
   std::vector<i64> evaluated_;           // per instance: when that was last looked at; 0: never
   i64 now_ = 1;
   Picks pick_;
   std::vector<i32> scratch_;
   std::vector<Value> operands_;
+  std::vector<char> moving_;             // per queue: whether its column moved; empty where nobody asks
 
   i64 reps() const { return unroll ? unroll : 1; }
   i32 none() const { return unroll ? 0 : kNever; }
@@ -109,7 +101,7 @@ class Search {
 
   Clocks give_up() {
     c.clipped = true;
-    c.value.assign(std::max(1, q), none());
+    c.value.assign(q, none());
     c.row.assign(reps() * m.n, 0);
     return std::move(c);
   }
@@ -123,14 +115,14 @@ class Search {
     scratch_.resize(q);
     list_thresholds();
     list_producers();
-    feed_.resize(m.total.size()), most_.assign(m.total.size(), -1);
-    if (!unroll) {
-      floor_.resize(q);
-      for (i32 r = 0; r < q; ++r) floor_[r] = lowest(m, r);
-      find_needs();
-      start();
-    }
-    return true;
+    most_.assign(m.total.size(), 0);
+    if (unroll) return true;
+    floor_.resize(q);
+    for (i32 r = 0; r < q; ++r) floor_[r] = lowest(m, r);
+    std::copy(m.len.begin(), m.len.end(), rows_.fresh());
+    most_.assign(m.total.size(), rows_.commit());
+    find_needs();
+    return start();
   }
 
   // The distinct (counter, threshold) that are waited for; written out, thresholds count from the first step.
@@ -201,8 +193,8 @@ class Search {
       for (i32 k = 0; k < q; ++k)
         if (needs_[k * words_ + mid / 64] >> (mid % 64) & 1)
           for (i64 j = 0; j < words_; ++j) needs_[k * words_ + j] |= needs_[mid * words_ + j];
-    for (i32 k = 0; k < q && all_connected_; ++k)
-      for (i32 r = 0; r < q && all_connected_; ++r) all_connected_ = !m.len[k] || !m.len[r] || knows(&needs_[k * words_], r);
+    for (i32 k = 0; k < q; ++k)
+      for (i32 r = 0; r < q; ++r) all_connected_ &= !m.len[k] || !m.len[r] || knows(&needs_[k * words_], r);
     if (all_connected_) return;
     common_.assign(m.total.size() * words_, ~uint64_t{0});
     for (size_t k = 0; k < m.total.size(); ++k)
@@ -213,19 +205,19 @@ class Search {
 
   // Keeps the entries of the queues in `bits`.
   void mask(i32* v, const std::vector<uint64_t>& table, i64 k) const {
-    if (all_connected_ || unroll) return;
+    if (all_connected_) return;
     for (i32 r = 0; r < q; ++r)
       if (!knows(&table[k * words_], r)) v[r] = kNever;
   }
 
   // What is known from the step before, at first: no more than had run when the greedy run got there.
-  void start() {
+  bool start() {
     wrap_.assign(q, 0), wrap_of_.assign(q, -1);
     std::vector<i32> at(q, 0);
     std::vector<i32> next(threshold_off_.begin(), threshold_off_.end() - 1);
     std::vector<i64> weight(m.total.size(), 0);
     auto a_step_back = [&](i32* v) {
-      for (i32 r = 0; r < q; ++r) v[r] = !m.len[r] || at[r] - m.len[r] < floor_[r] ? kNever : at[r] - m.len[r];
+      for (i32 r = 0; r < q; ++r) v[r] = m.len[r] ? at[r] - m.len[r] : kNever;
     };
     for (i32 b : run.order) {
       const i32 k = m.queue_of[b];
@@ -244,24 +236,25 @@ class Search {
             i32* v = rows_.fresh();
             a_step_back(v), mask(v, common_, counter);
             thresholds_[j].before = rows_.commit();
-            if (rows_.size() * q > kMaxCells) return;  // the round gives up
+            if (rows_.size() * q > kMaxCells) return false;
           }
       }
     }
+    return true;
   }
 
   // v = max(v, value)
   void raise(i32* v, const Value& x) const {
-    const i32* w = rows_.at(x.row);
-    if (x.raised) {
-      const i32 own = std::max(v[x.queue], x.own);
-      for (i32 r = 0; r < q; ++r) v[r] = std::max(v[r], w[r] > kNever ? std::max(w[r], 0) : w[r]);
-      v[x.queue] = own;
-      return;
-    }
-    if (x.queue < 0) return raise_row(v, w, q);
+    if (x.queue < 0) return raise_row(v, rows_.at(x.row), q);
     const i32 own = std::max(v[x.queue], x.own);
-    raise_row(v, w, q);
+    raise_row(v, rows_.at(x.row), q);
+    v[x.queue] = own;
+  }
+
+  // v = min(v, value)
+  void lower(i32* v, const Value& x) const {
+    const i32 own = std::min(v[x.queue], x.own);
+    lower_row(v, rows_.at(x.row), q);
     v[x.queue] = own;
   }
 
@@ -269,34 +262,29 @@ class Search {
   i32 step_back(const Value& x, i32 forget) {
     i32* v = rows_.fresh();
     const i32* w = rows_.at(x.row);
-    for (i32 r = 0; r < q; ++r) {
-      const i32 y = x.raised && w[r] > kNever ? std::max(w[r], 0) : w[r];
-      v[r] = y - m.len[r] < floor_[r] ? kNever : y - m.len[r];
-    }
-    if (x.queue >= 0) v[x.queue] = x.own - m.len[x.queue] < floor_[x.queue] ? kNever : x.own - m.len[x.queue];
+    for (i32 r = 0; r < q; ++r) v[r] = w[r] - m.len[r] < floor_[r] ? kNever : w[r] - m.len[r];
+    if (x.queue >= 0) v[x.queue] = x.own - m.len[x.queue];
     if (forget >= 0) v[forget] = kNever;
     return rows_.commit();
   }
 
-  Value granted(i64 job, bool before) {
+  Value granted(i32 job, bool before) {
     Threshold& t = thresholds_[job];
-    if (t.exact) evaluate(t);
     if (!before) return t.now;
     if (t.now.row >= 0 && !(t.before_of == t.now)) t.before_of = t.now, t.before = step_back(t.now, -1);
     return {t.before};
   }
 
   void evaluate(Threshold& t) {
-    if (t.looked == now_) return;
-    t.looked = now_;
+    const i64 since = std::exchange(t.looked, now_);
+    if (since == now_) return;
     i64 latest = 0;
     for (i64 i = 0; i < reps(); ++i)
       for (i64 p = made_off_[t.counter]; p < made_off_[t.counter + 1]; ++p) latest = std::max(latest, tick_[i * m.n + made_by_[p]]);
-    if (t.computed >= latest) return;
+    if (since >= latest) return;
     grants(m, run, c, t.counter, t.tau, scratch_, pick_);
     std::copy(scratch_.begin(), scratch_.end(), rows_.fresh());
     move(t, {rows_.commit()});
-    t.computed = now_;
   }
 
   void move(Threshold& t, const Value& to) {
@@ -306,106 +294,70 @@ class Search {
   // A signal of an instance: the thresholds that it reaches.
   void signal(i64 step, i32 task, i64 instance, i32 counter, i64 amount) {
     Feed& f = feed_[counter];
-    const i32 end = threshold_off_[counter + 1];
+    const i32 first = threshold_off_[counter], end = threshold_off_[counter + 1];
+    const Value done{row_of(instance), m.queue_of[task], end_of(step, task)};
     f.weight += amount;
-    const bool partial = !unroll && end > threshold_off_[counter] && thresholds_[threshold_off_[counter]].tau < m.total[counter];
-    if (f.next == end && !partial) return;
-    const i32 row = row_of(instance), own = m.queue_of[task], done = end_of(step, task);
-    const bool single = single_[counter] >= 0;
-    if (!single) {
-      if (f.slot < 0) {
-        if (free_slots_.empty()) free_slots_.push_back(i32(slots_.size())), slots_.emplace_back(q);
-        f.slot = free_slots_.back(), free_slots_.pop_back();
-        std::fill(slots_[f.slot].begin(), slots_[f.slot].end(), none());
-      }
-      i32* v = slots_[f.slot].data();
-      if (row != f.row)
-        raise(v, {row, own, done}), f.row = row, f.unused = own;
-      else {
-        if (f.unused >= 0 && f.unused != own) v[f.unused] = std::max(v[f.unused], rows_.at(row)[f.unused]), f.unused = -1;
-        v[own] = std::max(v[own], done);
-      }
+    if (single_[counter] >= 0) {  // its clocks only grow
+      for (; f.next < end && thresholds_[f.next].tau <= f.weight; ++f.next)
+        if (Threshold& t = thresholds_[f.next]; !t.exact) move(t, done);
+      return;
     }
+    const bool partial = !unroll && first < end && thresholds_[first].tau < m.total[counter];
+    if (f.next == end && !partial) return;
+    if (f.slot < 0) {
+      if (free_slots_.empty()) free_slots_.push_back(i32(slots_.size())), slots_.emplace_back(q);
+      f.slot = free_slots_.back(), free_slots_.pop_back();
+      std::fill(slots_[f.slot].begin(), slots_[f.slot].end(), none());
+    }
+    const std::vector<i32>& sum = slots_[f.slot];
+    raise(slots_[f.slot].data(), done);
     for (; f.next < end && thresholds_[f.next].tau <= f.weight; ++f.next) {
       Threshold& t = thresholds_[f.next];
       if (t.exact) continue;
-      t.raised = false;
-      const bool doubt = partial && t.tau < m.total[counter];
-      if (single) {
-        const i64 last = made_by_[made_off_[counter + 1] - 1];
-        const i32 most = tick_[last] ? row_of(last) : -1;
-        if (!doubt || within(rows_.at(row), most, own)) {
-          move(t, {row, own, done});
-          continue;
-        }
-        if (most < 0) {
-          move(t, {row, own, done, true});
-          continue;
-        }
-        i32* v = rows_.fresh();
-        std::copy_n(rows_.at(row), q, v);
-        v[own] = done;
-        bound(t, v, most, own);
-        continue;
-      }
       i32* v = rows_.fresh();
-      std::copy(slots_[f.slot].begin(), slots_[f.slot].end(), v);
+      std::copy(sum.begin(), sum.end(), v);
       mask(v, common_, counter);
-      t.jumped = t.tau != f.weight;
-      if (!doubt || within(v, most_[counter], -1))
-        move(t, {rows_.commit()});
-      else
-        bound(t, v, most_[counter], -1);
+      const bool raised = partial && t.tau < m.total[counter] && bound(v, t);
+      t.doubtful = raised || t.tau != f.weight;
+      move(t, {rows_.commit()});
     }
-    if (f.slot >= 0 && partial && f.weight == m.total[counter]) {
-      std::copy(slots_[f.slot].begin(), slots_[f.slot].end(), rows_.fresh());
+    if (partial && f.weight == m.total[counter]) {
+      std::copy(sum.begin(), sum.end(), rows_.fresh());
       most_[counter] = rows_.commit();
     }
-    if (f.slot >= 0 && (partial ? f.weight == m.total[counter] : f.next == end)) free_slots_.push_back(f.slot), f.slot = -1;
+    if (partial ? f.weight == m.total[counter] : f.next == end) free_slots_.push_back(f.slot), f.slot = -1;
   }
 
-  // Periodic: a clock of the step before (negative) is no bound where some producer may be more than a step beyond it; `most` bounds
-  // the producers.
-  bool within(const i32* v, i32 most, i32 own) const {
-    i32 negative = 0, bad = 0;
-    if (most < 0) {
-      for (i32 r = 0; r < q; ++r) negative |= (v[r] > kNever) & (v[r] < 0) & (r != own);
-      return !negative;
-    }
-    const i32* hi = rows_.at(most);
-    for (i32 r = 0; r < q; ++r) bad |= (v[r] > kNever) & (v[r] < 0) & (hi[r] - v[r] > m.len[r]) & (r != own);
-    return !bad;
-  }
-
-  // A bound where `within` fails: zero, or what was a bound before.
-  void bound(Threshold& t, i32* v, i32 most, i32 own) {
-    const i32* hi = most < 0 ? nullptr : rows_.at(most);
+  // Periodic: a clock of the step before (negative) is no bound where some producer may be more than a step beyond it.  Zero is one,
+  // and so is what was a bound before.
+  bool bound(i32* v, const Threshold& t) const {
+    const i32* hi = rows_.at(most_[t.counter]);
+    i32 low = 0;
     for (i32 r = 0; r < q; ++r) {
-      if (v[r] > kNever && v[r] < 0 && r != own && (!hi || hi[r] - v[r] > m.len[r])) v[r] = 0;
-      if (t.now.row < 0) continue;
-      i32 y = r == t.now.queue ? t.now.own : rows_.at(t.now.row)[r];
-      if (t.now.raised && y > kNever && r != t.now.queue) y = std::max(y, 0);
-      v[r] = std::min(v[r], y);
+      const i32 here = (v[r] > kNever) & (hi[r] - v[r] > m.len[r]);
+      low |= here, v[r] = here ? 0 : v[r];
     }
-    move(t, {rows_.commit()}), t.raised = true;
+    if (low && t.now.row >= 0) lower_row(v, rows_.at(t.now.row), q);
+    return low;
   }
 
   bool round() {
     bool any = false;
-    for (Feed& f : feed_) {
-      if (f.slot >= 0) free_slots_.push_back(f.slot);
-      f = {};
-    }
+    feed_.assign(m.total.size(), {});
     for (size_t k = 0; k < feed_.size(); ++k) feed_[k].next = threshold_off_[k];
+    slots_.clear(), free_slots_.clear();
     std::vector<i64> last(q, -1);
     const i64 waits = i64(m.t.wait_counter.size());
-    for (i64 i = 0; i < reps() && !overflow_; ++i)
+    for (i64 i = 0; i < reps(); ++i)
       for (i32 b : run.order) {
         const i64 x = i * m.n + b;
         const i32 k = m.queue_of[b];
         const i32 id = clock(b, x, last[k], i * waits);
         last[k] = x;
-        if (c.row[x] != i64{id} * q || !tick_[x]) c.row[x] = i64{id} * q, tick_[x] = ++now_, any = true;
+        if (id != row_of(x)) {
+          for (size_t r = 0; r < moving_.size(); ++r) moving_[r] |= rows_.at(id)[r] != rows_.at(row_of(x))[r];
+          c.row[x] = i64{id} * q, tick_[x] = ++now_, any = true;
+        }
         for (i64 s = m.t.sig_off[b]; s < m.t.sig_off[b + 1]; ++s) signal(i, b, x, m.t.sig_counter[s], m.t.sig_amount[s]);
         if (rows_.size() * q > kMaxCells) compact();
         if (overflow_) return any;
@@ -417,7 +369,7 @@ class Search {
   // Whether all that the clock of an instance is made of is as it was when it was last looked at.
   bool unmoved(i32 b, i64 x, i64 pred, i64 job) {
     const i32 k = m.queue_of[b];
-    if (pred < 0 && !unroll && m.len[k] == run.head[k]) pred = m.t.queue_task[m.t.queue_off[k] + m.len[k] - 1];
+    if (pred < 0 && !unroll) pred = m.t.queue_task[m.t.queue_off[k] + m.len[k] - 1];
     bool same = evaluated_[x] > 0 && (pred < 0 || tick_[pred] <= evaluated_[x]);
     for (i64 w = m.t.wait_off[b]; w < m.t.wait_off[b + 1]; ++w)
       if (job_[job + w] >= 0) {
@@ -436,7 +388,7 @@ class Search {
     i32 from = 0;
     if (pred >= 0)
       from = row_of(pred);
-    else if (!unroll && m.len[k] == run.head[k])
+    else if (!unroll)
       from = wrapped(k);
     operands_.clear();
     for (i64 w = m.t.wait_off[b]; w < m.t.wait_off[b + 1]; ++w)
@@ -484,125 +436,67 @@ class Search {
       if (row >= 0) row = to[row];
     });
     for (i64& row : c.row) row = i64{to[row / q]} * q;
-    for (Feed& f : feed_) f.row = -1;
     overflow_ = rows_.size() * q > kMaxCells / 8 * 7;
   }
 
   // Is what the thresholds grant what the local rule grants?  Those of which it may be less become exact; true: there were none.
-  // eager: rows still move, so only what is cheap to evaluate is changed.
-  bool settle(bool eager) {
+  bool settle() {
     bool ok = true;
-    for (i32 k = 0; k < i32(m.total.size()); ++k) {
-      const i32 first = threshold_off_[k], end = threshold_off_[k + 1];
-      if (first == end) continue;
-      doubtful_.assign(end - first, 0);
-      if (single_[k] >= 0)
-        doubt_chain(k);
-      else
-        doubt_several(k);
-      for (i32 j = first; j < end; ++j) {
-        Threshold& t = thresholds_[j];
-        const bool raised = t.raised || t.now.raised;
-        if (t.exact || t.now.row < 0 || !(doubtful_[j - first] || t.jumped || raised)) continue;
-        ok = false;
-        if (eager && !doubtful_[j - first] && !t.jumped) continue;
-        if (!eager || work(k) <= kEagerWork || t.jumped) t.exact = true, t.computed = t.looked = -1;
-      }
-    }
+    for (i32 k = 0; k < i32(m.total.size()); ++k) doubt(k);
+    for (Threshold& t : thresholds_)
+      if (t.doubtful && !t.exact) t.exact = true, ok = false;
     return ok;
   }
-  std::vector<char> doubtful_;
 
-  Value plus(i64 step, i32 task) const { return {row_of(step * m.n + task), m.queue_of[task], end_of(step, task)}; }
-
-  // All producers on one queue: their clocks only grow.  Periodic: the first and the last must be within a step of the one reached.
-  void doubt_chain(i32 k) {
-    if (unroll || made_off_[k + 1] - made_off_[k] == 1) return;  // nothing to compare with
-    const Value low = plus(0, made_by_[made_off_[k]]), high = plus(0, made_by_[made_off_[k + 1] - 1]);
-    for (i32 j = threshold_off_[k]; j < threshold_off_[k + 1]; ++j) {
-      const Threshold& t = thresholds_[j];
-      if (t.exact || t.now.row < 0) continue;
-      const i32 *lo = rows_.at(low.row), *hi = rows_.at(high.row), *v = rows_.at(t.now.row);
-      const i32 own = single_[k];  // its entry is a position, always within a step
-      i32 bad = 0;
-      for (i32 r = 0; r < q; ++r) bad |= (v[r] > kNever) & (r != own) & ((v[r] - lo[r] > m.len[r]) | (hi[r] - v[r] > m.len[r]));
-      doubtful_[j - threshold_off_[k]] = bad != 0;
-    }
-  }
-
-  // Several queues: those beyond the threshold must be behind nothing it grants; periodic: all within a step of it.
-  void doubt_several(i32 k) {
+  // Producers beyond a threshold must be behind nothing that it grants; periodic: those up to it within a step of that.
+  void doubt(i32 k) {
     const i32 first = threshold_off_[k], end = threshold_off_[k + 1];
     const i64 from = made_off_[k], count = made_off_[k + 1] - from, all = count * reps();
-    std::vector<i64> upto(end - first, 0);  // producers that reach each threshold
-    i32 j = first;
+    std::vector<i64> upto;  // producers that reach each threshold
     i64 weight = 0;
-    for (i64 p = 0; p < all && j < end; ++p)
-      for (weight += made_amount_[from + p % count]; j < end && thresholds_[j].tau <= weight; ++j) upto[j - first] = p + 1;
-    const i32 reached = j;
+    for (i64 p = 0; p < all; ++p)
+      for (weight += made_amount_[from + p % count]; first + i32(upto.size()) < end && thresholds_[first + upto.size()].tau <= weight;) upto.push_back(p + 1);
     std::vector<i32> least(q, INT32_MAX);
-    i32 row = -1, unused = -1;
-    auto add = [&](i64 p) {
-      const Value v = plus(p / count, made_by_[from + p % count]);
-      if (v.row != row) {
-        const i32* w = rows_.at(v.row);
-        const i32 keep = least[v.queue];
-        lower_row(least.data(), w, q);
-        least[v.queue] = keep, row = v.row, unused = v.queue;
-      } else if (unused >= 0 && unused != v.queue) {
-        least[unused] = std::min(least[unused], rows_.at(row)[unused]), unused = -1;
-      }
-      least[v.queue] = std::min(least[v.queue], v.own);
-    };
-    auto check = [&](i32 at, i32 slack) {  // slack: in steps
-      const Threshold& t = thresholds_[at];
-      if (t.now.row < 0) return;
-      const i32* v = rows_.at(t.now.row);
+    auto add = [&](i64 p) { lower(least.data(), plus(p / count, made_by_[from + p % count])); };
+    auto check = [&](size_t at, i32 slack) {  // slack: in steps
+      const i32* v = rows_.at(thresholds_[first + at].now.row);
       i32 bad = 0;
-      for (i32 r = 0; r < q; ++r) bad |= (v[r] > kNever) & (m.len[r] > 0) & (least[r] < v[r] - slack * m.len[r]);
-      if (bad) doubtful_[at - first] = 1;
+      for (i32 r = 0; r < q; ++r) bad |= least[r] < v[r] - slack * m.len[r];
+      if (bad) thresholds_[first + at].doubtful = true;
     };
-    if (!unroll) {
-      i64 p = 0;
-      for (i32 at = first; at < reached; ++at) {
-        for (; p < upto[at - first]; ++p) add(p);
-        check(at, 1);
-      }
+    i64 p = 0;
+    for (size_t at = 0; at < upto.size() && !unroll; ++at) {
+      for (; p < upto[at]; ++p) add(p);
+      check(at, 1);
     }
     std::fill(least.begin(), least.end(), INT32_MAX);
-    row = unused = -1;
-    i64 p = all;
-    for (i32 at = reached; at-- > first;) {
-      if (upto[at - first] == all) continue;
-      for (; p > upto[at - first]; --p) add(p - 1);
+    p = all;
+    for (size_t at = upto.size(); at-- > 0;) {
+      for (; p > upto[at]; --p) add(p - 1);
       check(at, 0);
-      if (!unroll && thresholds_[at].now.row >= 0 && !within(rows_.at(thresholds_[at].now.row), most_[k], -1)) doubtful_[at - first] = 1;
     }
   }
+
+  Value plus(i64 step, i32 task) const { return {row_of(step * m.n + task), m.queue_of[task], end_of(step, task)}; }
 
   i64 work(i32 counter) const { return (made_off_[counter + 1] - made_off_[counter]) * reps() * q; }
 
   void be_exact(i64 most) {
-    for (Threshold& t : thresholds_)
-      if (!t.exact && work(t.counter) <= most) t.exact = true, t.computed = t.looked = -1;
+    for (Threshold& t : thresholds_) t.exact |= work(t.counter) <= most;
   }
 
   // Columns are independent: those that still move are given up as a whole, which keeps the table a valid certificate.
   Clocks stop_drift() {
     be_exact(INT64_MAX);
-    for (int k = 0; k < kBoundRounds; ++k)
-      if (!round()) return std::move(c);
-    std::vector<i32> before;
-    std::vector<char> moving(q, 0);
-    if (overflow_ || i64(c.row.size()) * q > kMaxCells) return give_up();
-    for (i64 x = 0; x < i64(c.row.size()); ++x) before.insert(before.end(), rows_.at(row_of(x)), rows_.at(row_of(x)) + q);
-    if (round()) {
-      c.clipped = true;
-      for (size_t x = 0; x < c.row.size(); ++x)
-        for (i32 r = 0; r < q; ++r) moving[r] |= rows_.at(row_of(i64(x)))[r] != before[x * q + r];
-      for (size_t k = 0; k < c.value.size(); ++k)
-        if (moving[k % q]) c.value[k] = none();
+    for (int k = 0; k <= kBoundRounds; ++k) {
+      moving_.assign(q, 0);
+      const bool moved = round();
+      if (overflow_) return give_up();
+      if (!moved) return std::move(c);
     }
+    c.clipped = true;
+    for (size_t k = 0; k < c.value.size(); ++k)
+      if (moving_[k % q]) c.value[k] = none();
     return std::move(c);
   }
 };
