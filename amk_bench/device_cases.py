@@ -5,6 +5,7 @@ A case is one program and its launches.  It runs on the CPU VM, on the card, and
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from amk_core.graph import ModelGraph, RopeSpec
+from amk_core.quant import QuantMatrix
+from amk_core.quant.config import QuantConfig
+from amk_core.quant.source import QuantWeights
 from amk_core.schedule import ops, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Schedule
@@ -50,8 +54,9 @@ GRAPHS: Mapping[str, ModelGraph] = {
 class RandomModel:
     """Seeded weights by canonical name; the same values on every machine (uniform, exact arithmetic only)."""
 
-    def __init__(self, g: ModelGraph, seed: int, mode: Mode) -> None:
+    def __init__(self, g: ModelGraph, seed: int, mode: Mode, weights: str = "") -> None:
         self.g, self.seed, self.mode = g, seed, mode
+        self.quantised = QuantWeights(g, QuantConfig.parse(weights), self.weight) if weights else None
 
     def draw(self, name: str, shape: tuple[int, ...], scale: float, shift: float = 0.0) -> npt.NDArray[np.float32]:
         rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
@@ -65,7 +70,13 @@ class RandomModel:
         return self.draw(name, shape, 2.0 if name == "embed" else float(np.float32(3.4641 / shape[1] ** 0.5)))
 
     def logical(self, name: str) -> npt.NDArray[np.float32]:
-        return logical_weight(self.g, self.weight, name)
+        """A weight buffer of the schedule, of a quantised one what it stands for."""
+        matrix = self.on_tape(name)
+        return matrix.dequantise() if isinstance(matrix, QuantMatrix) else matrix
+
+    def on_tape(self, name: str) -> Any:
+        """The same as the tape takes it."""
+        return logical_weight(self.g, self.weight, name) if self.quantised is None else self.quantised.on_tape(name)
 
     def bound(self, s: Schedule) -> dict[str, Array]:
         """Tables by buffer name; angles without library functions, so that they are the same everywhere."""
@@ -101,12 +112,14 @@ class Case:
     tokens: tuple[int, ...] = (8,)  # active tokens of each sequence
     steps: int = 8
     sampled: bool = False
+    weights: str = ""  # formats of quantised weights, as QuantConfig reads them
     variants: tuple[tuple[int, Mapping[str, Any]], ...] = ((132, {}),)  # (queues, ScheduleConfig) on the card
 
     def schedule(self, queues: int, config: Mapping[str, Any], arch: str) -> Schedule:
         target = Target.cpu(queues) if arch == "cpu" else Target(arch, arch, queues, 232_448)
         geometry = Geometry(self.purpose, self.batch, self.chunk, self.context)
-        return lower(GRAPHS[self.model], ScheduleConfig(**config), target, geometry, self.mode)
+        quant = QuantConfig.parse(self.weights) if self.weights else None
+        return lower(GRAPHS[self.model], ScheduleConfig(**config), target, geometry, self.mode, quant)
 
     def tiled(self, queues: int, config: Mapping[str, Any], arch: str) -> Schedule:
         """The schedule whose tiles are all on the tape: prefill leaves out what no KV row needs."""
@@ -117,7 +130,7 @@ class Case:
         )
 
     def random_model(self) -> RandomModel:
-        return RandomModel(GRAPHS[self.model], 11, self.mode)
+        return RandomModel(GRAPHS[self.model], 11, self.mode, self.weights)
 
     def fill(self, s: Schedule, put: Callable[[str], Array]) -> None:
         """Inputs and KV rows before p0, through ``put(name)``: a writable array [rows, cols]."""
@@ -216,6 +229,70 @@ CASES: tuple[Case, ...] = (
     Case("fast-big", "big", "fast", steps=3, tokens=(3,), p0=(300,), context=512, variants=(*MANY[:2], MANY[5])),
 )  # fmt: skip
 
+# The formats of the issue of quantised weights; K of "smol" is no multiple of 128, and "wide" and "big" have long rows.
+QUANT_WEIGHTS = (
+    "int8,head=int8",
+    "int8-g128,head=int8-g128",
+    "int8-g32,head=stored",
+    "int4-g128,head=int8",
+    "int4-g64-zero,head=int8-g32",
+    "int4-g32-min,head=int4-g32-min",
+    "int4-g64-min-bf16,head=int8-bf16",
+)
+QUANT_CASES: tuple[Case, ...] = (
+    *(Case(f"exact-odd-{w}", "odd", "exact", steps=12, tokens=(12,), weights=w, variants=(MANY[0], MANY[2]))
+      for w in QUANT_WEIGHTS),
+    Case("exact-smol-batch", "smol", "exact", batch=2, p0=(0, 130), tokens=(3, 3), steps=3, weights=QUANT_WEIGHTS[4]),
+    *(Case(f"fast-small-{w}", "small", "fast", steps=12, tokens=(12,), weights=w, variants=(MANY[0], MANY[1], MANY[6]))
+      for w in QUANT_WEIGHTS),
+    *(Case(f"fast-smol-{w}", "smol", "fast", steps=6, tokens=(6,), p0=(250,), context=512, weights=w, variants=MANY[:2])
+      for w in (QUANT_WEIGHTS[1], QUANT_WEIGHTS[3], QUANT_WEIGHTS[5])),
+    Case("fast-smol-logits", "smol", "fast", "logits", chunk=16, steps=2, tokens=(30,), context=64, weights=QUANT_WEIGHTS[3]),
+    *(Case(f"fast-wide-{w}", "wide", "fast", steps=3, tokens=(3,), p0=(600,), context=1024, weights=w, variants=MANY[:2])
+      for w in (QUANT_WEIGHTS[0], QUANT_WEIGHTS[3], QUANT_WEIGHTS[4])),
+    *(Case(f"fast-big-{w}", "big", "fast", steps=2, tokens=(2,), p0=(300,), context=512, weights=w, variants=(MANY[0],))
+      for w in (QUANT_WEIGHTS[1], QUANT_WEIGHTS[3])),
+)  # fmt: skip
+# Sequences that are decoded side by side, and one by one (`alone`).
+QUANT_BATCHES: tuple[Case, ...] = (
+    Case("smol-of-3", "smol", "fast", batch=3, p0=(0, 130, 5), tokens=(4,) * 3, steps=4, weights=QUANT_WEIGHTS[3]),
+    Case("smol-of-16", "smol", "fast", batch=16, p0=(*range(0, 160, 10),), tokens=(3,) * 16, steps=3, weights=QUANT_WEIGHTS[2]),
+    Case("wide-of-2", "wide", "fast", batch=2, p0=(600, 0), tokens=(3,) * 2, steps=3, context=1024, weights=QUANT_WEIGHTS[4]),
+    Case(
+        "wide-of-4", "wide", "fast", batch=4, p0=(600, 0, 3, 255), tokens=(3,) * 4, steps=3, context=1024, weights=QUANT_WEIGHTS[1]
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Alone(Case):
+    """One sequence of a batch, with the contents that it has there."""
+
+    whole: Case | None = None
+    seq: int = 0
+
+    @staticmethod
+    def of(whole: Case, seq: int) -> Alone:
+        fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(Case)}
+        own = {"batch": 1, "p0": whole.p0[seq : seq + 1], "tokens": whole.tokens[seq : seq + 1]}
+        return Alone(**{**fields, **own}, whole=whole, seq=seq)
+
+    def fill(self, s: Schedule, put: Callable[[str], Array]) -> None:
+        assert self.whole is not None
+        all_of_them = self.whole.schedule(2, {}, "cpu")
+        arrays: dict[str, Array] = {}
+
+        def collect(name: str) -> Array:
+            b = next(b for b in all_of_them.buffers if b.name == name)
+            kind = {"bf16": np.uint16, "i32": np.int32, "b32": np.uint32}.get(b.dtype, np.float32)
+            return arrays.setdefault(name, np.zeros((b.rows, b.cols), kind))
+
+        self.whole.fill(all_of_them, collect)
+        for name, a in arrays.items():
+            first = self.seq * (int(all_of_them.meta["kv_rows"]) if name[0] == "L" else 1)
+            to = put(name)
+            to[:] = a[first : first + len(to)]
+
 
 def run_cpu(case: Case, queues: int = 2, config: Mapping[str, Any] | None = None) -> dict[str, Array]:
     """The case on the CPU VM."""
@@ -224,7 +301,7 @@ def run_cpu(case: Case, queues: int = 2, config: Mapping[str, Any] | None = None
     s = case.schedule(queues, config or {}, "cpu")
     m = case.random_model()
     layout = TapeLayout.of(case.tiled(queues, config or {}, "cpu"))
-    tape = Tape.build(layout, m.logical)
+    tape = Tape.build(layout, m.on_tape)
     vm = CpuVM.__new__(CpuVM)
     vm._start(tables.pack(s), layout.locate(s), tape.data, layout.dtype, m.bound(s), {}, None)
     case.fill(s, vm.buffer)
@@ -270,9 +347,9 @@ def device_tape(case: Case, m: RandomModel, s: Schedule, tiled: Schedule) -> tup
     """The tape that the card reads in the case's mode, and where on it each task of ``s`` begins."""
     if case.mode == "exact":
         layout = TapeLayout.of(tiled)
-        return Tape.build(layout, m.logical).data, layout.locate(s)
+        return Tape.build(layout, m.on_tape).data, layout.locate(s)
     fragments = DeviceTapeLayout.of(tiled)
-    return fragments.build(m.logical), fragments.locate(s)
+    return fragments.build(m.on_tape), fragments.locate(s)
 
 
 def make_cuda(case: Case, s: Schedule, tiled: Schedule, device: Any, cache: Any) -> Any:

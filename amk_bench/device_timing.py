@@ -16,12 +16,13 @@ from amk_bench import fingerprint
 from amk_bench.floor import Bandwidth
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.machine import probe
+from amk_core.quant.config import QuantConfig
 from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
-from amk_core.vm import tracing
+from amk_core.vm import quant_tape, tracing
 from amk_core.vm.device_tape import DeviceTapeLayout
 
 Array = npt.NDArray[Any]
@@ -40,6 +41,39 @@ def random_memory(device: Any, size: int, scale: float, dtype: str = "bf16") -> 
     return Memory.borrow(device, t.data_ptr(), size, t)
 
 
+def random_tape(device: Any, layout: DeviceTapeLayout, scale: float) -> Any:
+    """The tape of a layout with random weights up to ``scale``, made on the card through torch."""
+    import torch
+
+    from amk_core.vm.driver import Memory
+
+    if not layout.formats:
+        return random_memory(device, layout.bytes, scale)
+    t = torch.randint(0, 256, (layout.bytes,), dtype=torch.uint8, device="cuda")
+    offsets, ends = layout.segments[:, 4], np.append(layout.segments[1:, 4], layout.bytes)
+    formats = [layout.formats.get(layout.weights[w]) for w in layout.segments[:, 0]]
+    first = 0
+    for i in range(1, len(formats) + 1):  # runs of tiles of one format
+        if i < len(formats) and formats[i] == formats[first]:
+            continue
+        part, fmt = t[int(offsets[first]) : int(ends[i - 1])], formats[first]
+        first = i
+        if fmt is None:
+            part.view(torch.bfloat16).uniform_(-scale, scale)
+            continue
+        kind = torch.float16 if fmt.scale == "f16" else torch.bfloat16
+        step, codes = scale / (127 if fmt.bits == 8 else 7.5), 512 * quant_tape.loads(fmt)
+        record = part.view(-1, quant_tape.record_bytes(fmt))[:, codes:].view(kind)
+        record[:] = step
+        half = record.shape[1] // 2
+        if fmt.kind == "min":
+            record[:, half:] = -scale
+        elif fmt.kind == "zero":
+            record[:, half:] = torch.tensor([0x4308], dtype=torch.int16, device="cuda").view(kind)  # 128 + 8 as bfloat16
+    torch.cuda.synchronize()
+    return Memory.borrow(device, t.data_ptr(), layout.bytes, t)
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Microseconds a token at a position; the weights are random.
@@ -47,6 +81,7 @@ class Timing:
     Attributes:
         us: median of ``samples_us``, one launch each, in the order of measuring; none is left out but the first two.
         floor_us: bytes of the tape at the bandwidth that this card was measured to have.
+        formats: of quantised weights; empty for bf16.
     """
 
     model: str
@@ -56,6 +91,7 @@ class Timing:
     steps: int
     samples_us: tuple[float, ...]
     floor_us: float
+    formats: str = ""
 
     @property
     def us(self) -> float:
@@ -70,22 +106,30 @@ class Timing:
 def timed_vm(
     model: str, context: int, device: Any, cache: Any, config: Mapping[str, Any], *, batch: int = 1, trace: bool = False,
     flight: tuple[int, int, int] | None = None, shared: dict[str, Any] | None = None, layers: int = 0,
+    weights: str = "",
 ) -> Any:  # fmt: skip
-    """A decode program of a public shape with random weights; ``shared`` keeps big allocations between calls."""
+    """A decode program of a public shape with random weights, quantised as ``weights`` says; ``shared`` keeps big allocations."""
     from amk_core.vm.cuda import CudaVM
 
     g = GRAPH_SHAPES[model]
     if layers:
         g = dataclasses.replace(g, n_layers=layers)
     target = Target(device.facts.name, device.facts.arch, device.facts.sms, device.facts.smem_bytes)
-    s = lower(g, ScheduleConfig(**config), target, Geometry("decode", batch, 1, context), "fast")
+    s = lower(
+        g,
+        ScheduleConfig(**config),
+        target,
+        Geometry("decode", batch, 1, context),
+        "fast",
+        QuantConfig.parse(weights) if weights else None,
+    )
     layout = DeviceTapeLayout.of(s)
     keep = shared if shared is not None else {}
-    key = (model, layers)
+    key = (model, layers, weights)
     if keep.get("tape_of") != key or keep["tape"].size < layout.bytes:
         keep.clear()
         keep["tape_of"] = key
-        keep["tape"] = random_memory(device, layout.bytes, 0.03)
+        keep["tape"] = random_tape(device, layout, 0.03)
     bound: dict[str, Any] = {}
     for b in s.buffers:
         if b.kind is Kind.TABLE:
@@ -124,11 +168,12 @@ def measure(
     steps: int = 32,
     batch: int = 1,
     config: Mapping[str, Any] | None = None,
+    formats: str = "",
 ) -> Timing:
     """``repeats`` launches of ``steps`` steps from ``position`` on a card that reads ``bytes_per_s`` from its memory."""
     samples = vm.time_launches(steps, vm.variables(position, steps), repeats + 2)[2:]
     us = tuple(x / steps * 1e6 for x in samples)
-    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / bytes_per_s * 1e6)
+    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / bytes_per_s * 1e6, formats)
 
 
 def report(

@@ -178,7 +178,7 @@ class Model:
 
     def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
         if self._tape is None:
-            self._tape = Tape.build(TapeLayout.of(schedule), self._weight)
+            self._tape = Tape.build(TapeLayout.of(schedule), self.weight)
             self._kv = aligned_zeros(schedule.pool_bytes("kv"))
         assert self._kv is not None
         return CpuVM(
@@ -191,7 +191,7 @@ class Model:
             pools={"kv": self._kv},
         )
 
-    def _weight(self, name: str) -> Any:
+    def weight(self, name: str) -> Any:
         """A weight buffer of the schedule as the tape takes it."""
         if self.quantised is not None:
             return self.quantised.on_tape(name)
@@ -524,7 +524,7 @@ def load(
         backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
             rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
-            them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise. CPU only.
+            them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise.
 
     Raises:
         ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.
@@ -535,8 +535,6 @@ def load(
         raise RequestError(f"backend is {backend!r}; required is 'cpu' or 'cuda'")
     if mode not in ("exact", "fast"):
         raise RequestError(f"mode is {mode!r}; required is 'exact' or 'fast'")
-    if weights is not None and backend != "cpu":
-        raise RequestError("quantised weights run on the CPU VM in this version; load with backend='cpu', or without weights")
     card: Any = None
     target = Target.cpu(queues)
     if backend == "cuda":

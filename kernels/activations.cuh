@@ -5,6 +5,7 @@
 #include "finish.cuh"
 #include "ring.cuh"
 #include "tagged.cuh"
+#include "weights.cuh"
 
 namespace amk {
 
@@ -20,29 +21,38 @@ constexpr int kItems = kThreads / kParts;  // outputs that are finished at a tim
 constexpr int kMaxRows = 64;
 static_assert(kExact || kRows <= kMaxRows, "fast mode takes at most 64 rows a step");
 
-template <int K>
+// K in units of 32 values, and in records of W::kUnits units, which warps take in turns.
+template <int K, class W = LayerWeights>
 struct Slices {
-  static constexpr int kUnits = (K + 31) / 32;
-  static constexpr int kPerWarp = (kUnits + kWarps - 1) / kWarps;
-  static constexpr int kLoads = (kPerWarp + 3) / 4;  // one 4-float load a lane covers four units
-  static constexpr int kSlotGroups = kUnits <= kSlotUnits ? kSlotUnits / kUnits : 1;  // whole row groups of a slot
-  static constexpr int kPieces = (kUnits + kSlotUnits - 1) / kSlotUnits;              // slots of a row group
-  static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : kSlotUnits / kWarps;   // units of a warp in a piece
-  // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
-  static constexpr int kRoom = kPieces == 1 && kRowTiles == 1 ? 12 / kPerWarp : 1;
-  static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
+  static constexpr int kUnits = up((K + 31) / 32, W::kUnits), kRecords = kUnits / W::kUnits;
+  static constexpr int kPerWarp = (kRecords + kWarps - 1) / kWarps, kWarpUnits = kPerWarp * W::kUnits;
+  static constexpr int kLoads = (kWarpUnits + 3) / 4;  // one 4-float load a lane covers four units
+  static constexpr int kSlotGroups = kRecords <= W::kSlot ? W::kSlot / kRecords : 1;  // whole row groups of a slot
+  static constexpr int kPieces = (kRecords + W::kSlot - 1) / W::kSlot;                // slots of a row group
+  static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : W::kSlot / kWarps;     // records of a warp in a piece
+  // The unit of K that is a warp's j-th one.
+  static __device__ __forceinline__ int unit(int warp, int j) {
+    if constexpr (W::kUnits == 1) return warp + kWarps * j;
+    return (warp + kWarps * (j / W::kUnits)) * W::kUnits + j % W::kUnits;
+  }
   // Long row groups take turns, see ring.cuh: a piece of the activations serves two of them.
-  static constexpr bool kTurns = kUnits > kPieceUnits;
-  static constexpr int kTapePieces = (kUnits + kPieceUnits - 1) / kPieceUnits, kPieceSlots = kPieceUnits / kSlotUnits;
+  static constexpr bool kTurns = kRecords > W::kPiece;
+  static constexpr int kTapePieces = (kRecords + W::kPiece - 1) / W::kPiece, kPieceSlots = W::kPiece / W::kSlot;
+  // Activations in shared memory, each warp its own: all of them, or one piece at a time.
+  static constexpr int kStagedBytes = kRows * kWarps * kWarpUnits * 64, kPieceUnits = W::kPiece * W::kUnits, kPieceBytes = kRows * kPieceUnits * 64;
+  static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
+  static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles == 1 && kPieceBytes <= AMK_STAGE_BYTES;
+  // Where a lane's activations fit its registers beside the weights, they stay there.
+  static constexpr bool kHeld = kPieces == 1 && kRowTiles == 1 && kStaged && (!W::kQuantised || kWarpUnits * (kRows > 8 ? 2 : 1) <= 16);
+  static constexpr int kHeldWords = kHeld ? kWarpUnits * (kRows > 8 ? 8 : 4) : 0;
+  // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
+  static constexpr int kRoom = kPieces > 1 || kRowTiles > 1 ? 1 : (W::kQuantised ? (80 - kHeldWords) / (kPerWarp * W::kWords) : 12 / kPerWarp);
+  static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
   static constexpr int kTogether = kTurns ? 2 : kAhead;                         // row groups whose sums are in registers
   static constexpr int kFlush = kRowTiles > 1 ? kTogether : kFlushGroups;       // row groups between two reductions
   static_assert(kFlush % kTogether == 0, "row groups that take turns are reduced together");
-  // Activations in shared memory, each warp its own: all of them, or one piece at a time.
-  static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * 64, kPieceBytes = kRows * kPieceUnits * 64;
-  static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
-  static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles == 1 && kPieceBytes <= AMK_STAGE_BYTES;
+  static_assert(kExact || (W::kSlot % kWarps == 0 && W::kPiece % W::kSlot == 0 && kPieceUnits % (4 * kWarps) == 0), "a slot gives every warp equally many records");
 };
-static_assert(kExact || (kSlotUnits % kWarps == 0 && kPieceUnits % kSlotUnits == 0 && kPieceUnits % (4 * kWarps) == 0), "a slot gives every warp equally many units");
 
 // Four values of a row, zeros beyond K.
 template <int K>
@@ -68,7 +78,8 @@ __device__ __forceinline__ float4 times(float4 a, float4 b) { return make_float4
 // What a task of the Hidden matrices reads from tables goes to shared memory before its waits, since tables never change: the
 // norm weights, each warp its own units, and the angles of the first pairs that a thread will finish.
 struct Prologue {
-  static constexpr int kLoads = Slices<kHidden>::kLoads, kAngles = 64;
+  using Head = Slices<kHidden, HeadWeights>;
+  static constexpr int kLoads = Slices<kHidden>::kLoads > Head::kLoads ? Slices<kHidden>::kLoads : Head::kLoads, kAngles = 64;
   static_assert(kExact || kItems == 2 * kAngles, "one pair of angles for every pair of outputs of the first round");
   static constexpr int kNormBytes = kLoads * kThreads * 16, kBytes = kNormBytes + kAngles * 8;
   static __device__ __forceinline__ float4* norm(const Context c, int i);  // of this lane, for its i-th load
@@ -82,7 +93,9 @@ struct Prologue {
       const float* weight = c.at<const float>(qkv::norm_w);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int k = (c.warp + kWarps * (4 * i + c.lane / 8)) * 32 + c.lane % 8 * 4;
+        int unit = Slices<kHidden>::unit(c.warp, 4 * i + c.lane / 8);
+        if (LayerWeights::kUnits != HeadWeights::kUnits && op == kLmHead) unit = Head::unit(c.warp, 4 * i + c.lane / 8);
+        const int k = unit * 32 + c.lane % 8 * 4;
         if (k < kHidden) copy_16(norm(c, i), weight + k);  // never one address by many lanes: L2 serves them one by one
       }
     }
@@ -117,7 +130,9 @@ struct FastWork {
   __host__ __device__ static constexpr int bytes(int staged) { return (2 * kRedFloats + kRows * kWarps) * 4 + staged; }
 };
 static_assert(kExact || FastWork::bytes(AMK_STAGE_BYTES) <= kWorkBytes, "the work area is too small for the staged activations");
-static_assert(kExact || FastWork::bytes(Slices<kHidden>::kStaged ? Slices<kHidden>::kStagedBytes : 0) + Prologue::kBytes <= kWorkBytes,
+template <class S>
+__host__ __device__ constexpr int staged_bytes() { return S::kStaged ? S::kStagedBytes : 0; }
+static_assert(kExact || (FastWork::bytes(staged_bytes<Slices<kHidden>>()) + Prologue::kBytes <= kWorkBytes && FastWork::bytes(staged_bytes<Prologue::Head>()) + Prologue::kBytes <= kWorkBytes),
               "the work area is too small for the tables of the Hidden matrices");
 __device__ __forceinline__ float4* Prologue::norm(const Context c, int i) {
   return reinterpret_cast<float4*>(FastWork::tables()) + i * kThreads + c.thread;
@@ -145,7 +160,7 @@ struct NormSource {
   __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<kHidden>(h + int64_t(r) * kHidden, k); }
   __device__ __forceinline__ float4 weight(const Context c, int i, int k) const {
     if (kHidden % 4 == 0 && i >= 0)  // what lies beyond K was not fetched: 0 * garbage may be NaN
-      return kHidden % 32 == 0 || k < kHidden ? *Prologue::norm(c, i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      return kHidden % (AMK_QUANT ? 128 : 32) == 0 || k < kHidden ? *Prologue::norm(c, i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     return load_table4<kHidden>(table, k);
   }
 };

@@ -1,10 +1,11 @@
 // Matrix times activations in the order of docs/numerics.md: 32 lanes, slices of 1024 values, the tree over the lanes, slice sums
 // ascending.  One warp computes two neighbouring rows for up to kTokens activation rows at a time; activations stand in shared
-// memory, weights (float, row-major, K padded to the lanes) are read straight from the tape.
+// memory, weights (float, row-major, K padded to the lanes; or the packed bytes of docs/quantisation.md) are read straight from the tape.
 #pragma once
 #include "combine.cuh"
 #include "common.cuh"
 #include "finish.cuh"
+#include "weights.cuh"
 
 namespace amk {
 
@@ -59,7 +60,7 @@ struct ExactCombine {
   }
 };
 
-template <int K, class Source>
+template <int K, class W = LayerWeights, class Source>
 __device__ __forceinline__ void gemv_exact(const Context c, const Source& source, const Finish& finish) {
   constexpr int kp = up(K, kLanes), T = exact_tokens<K>();
   static_assert(T >= 1, "one activation row does not fit the work area");
@@ -67,6 +68,12 @@ __device__ __forceinline__ void gemv_exact(const Context c, const Source& source
   float* x = sums + 256;
   const float* weights = reinterpret_cast<const float*>(shared.task[c.turn].weight);
   const int rows = finish.n;
+#if AMK_QUANT
+  auto weight = [&](int row, const float* stored, int k) {
+    if constexpr (W::kQuantised) return k < K ? quant_value<typename W::F, K>(reinterpret_cast<const uint8_t*>(weights), row, k) : 0.0f;
+    return __ldcs(stored + k);
+  };
+#endif
   for (int r0 = 0; r0 < kRows; r0 += T) {
     const int tokens = kRows - r0 < T ? kRows - r0 : T;
     for (int t = 0; t < T; ++t) {
@@ -87,7 +94,11 @@ __device__ __forceinline__ void gemv_exact(const Context c, const Source& source
         for (int t = 0; t < T; ++t) acc[0][t] = acc[1][t] = 0.0f;
 #pragma unroll 8
         for (int i = c.lane; i < n; i += kLanes) {
+#if AMK_QUANT
+          const float a = weight(2 * pair, w0, k0 + i), b = weight(2 * pair + 1 < rows ? 2 * pair + 1 : 2 * pair, w1, k0 + i);
+#else
           const float a = __ldcs(w0 + k0 + i), b = __ldcs(w1 + k0 + i);
+#endif
 #pragma unroll
           for (int t = 0; t < T; ++t) {
             const float v = x[t * kp + k0 + i];

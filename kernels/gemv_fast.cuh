@@ -18,27 +18,19 @@
 
 namespace amk {
 
-__device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(  // 16x8x16 tensor-core product, fp32 accumulation
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // The activations of a lane's fragment: 8 values each of rows g and g + 8 of a row tile, at the warp's j-th unit (by piece: of the piece).
-template <int K, bool kByPiece = false, class Source>
+template <int K, class W, bool kByPiece = false, class Source>
 __device__ __forceinline__ void load_fragment(const Context c, const Source& source, const uint8_t* staged, int j, int tile,
                                               uint4& low, uint4& high) {
   const int g = c.lane >> 2, t = c.lane & 3, r0 = tile * 16 + g, r1 = r0 + 8;
   low = high = make_uint4(0, 0, 0, 0);
-  if constexpr (Slices<K>::kStaged || kByPiece) {
+  if constexpr (Slices<K, W>::kStaged || kByPiece) {
     const uint8_t* unit = staged + j * (kRows * 64) + t * 16;
     if (r0 < kRows) low = *reinterpret_cast<const uint4*>(unit + r0 * 64);
     if (kRows > 8 && r1 < kRows) high = *reinterpret_cast<const uint4*>(unit + r1 * 64);
   } else if constexpr (!Source::kPolled) {
-    const int k = (c.warp + kWarps * j) * 32 + t * 8;
-    static_assert(!Source::kHalves || Slices<K>::kStaged, "merged partials are staged: use separate combine tasks for so many rows");
+    const int k = Slices<K, W>::unit(c.warp, j) * 32 + t * 8;
+    static_assert(!Source::kHalves || Slices<K, W>::kStaged, "merged partials are staged: use separate combine tasks for so many rows");
     auto eight = [&](int r) {
       const float4 a = times(source.load(c, r, k), source.weight(c, -1, k)), b = times(source.load(c, r, k + 4), source.weight(c, -1, k + 4));
       return make_uint4(pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w));
@@ -50,10 +42,10 @@ __device__ __forceinline__ void load_fragment(const Context c, const Source& sou
 
 // The weights of one piece of a row group, or of several whole groups, in registers, and the way through the tile: the next ones are
 // always on their way while the tensor cores work, and a slot is released as soon as its last piece has been read.
-template <int K>
+template <int K, class W>
 struct WeightStream {
-  using S = Slices<K>;
-  uint4 w[S::kAhead][S::kPieceLoads];
+  using S = Slices<K, W>;
+  typename W::Record w[S::kAhead][S::kPieceLoads];
   RingCursor cursor;
   const uint8_t* slot = nullptr;
   int in_slot = 0, left;  // row groups (one piece: pieces) of the slot already read; pieces of the tile not read yet
@@ -68,16 +60,15 @@ struct WeightStream {
     for (int a = 0; a < S::kAhead; ++a) {
       if (kFirst && a > 0)
 #pragma unroll
-        for (int i = 0; i < S::kPieceLoads; ++i) w[a][i] = make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < S::kPieceLoads; ++i) W::clear(w[a][i]);
       if (a > 0 && left == 0) continue;
       if (in_slot == 0) slot = cursor.wait();
-      const uint8_t* from = slot + in_slot * (S::kUnits * kUnitBytes) + c.warp * kUnitBytes + c.lane * 16;
+      const uint8_t* from = slot + in_slot * (S::kRecords * W::kBytes) + c.warp * W::kBytes + c.lane * 16;
 #pragma unroll
       for (int i = 0; i < S::kPieceLoads; ++i) {
-        const bool whole = S::kPieces == 1 ? S::kUnits % kWarps == 0 : S::kUnits % kSlotUnits == 0;
-        if (kFirst && !whole) w[a][i] = make_uint4(0, 0, 0, 0);
-        if (whole || piece * kSlotUnits + c.warp + kWarps * i < S::kUnits)
-          w[a][i] = *reinterpret_cast<const uint4*>(from + i * (kWarps * kUnitBytes));
+        const bool whole = S::kPieces == 1 ? S::kRecords % kWarps == 0 : S::kRecords % W::kSlot == 0;
+        if (kFirst && !whole) W::clear(w[a][i]);
+        if (whole || piece * W::kSlot + c.warp + kWarps * i < S::kRecords) W::load(w[a][i], from + i * (kWarps * W::kBytes), c.lane);
       }
       --left;
       if (++in_slot == S::kSlotGroups || left == 0) {
@@ -116,25 +107,25 @@ __device__ __forceinline__ bool joined(const Context c, const Source& source, co
 }
 
 #if AMK_ROWS == 1  // else gemv_rows.cuh
-template <int K, class Source>
+template <int K, class W = LayerWeights, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
-  using S = Slices<K>;
+  using S = Slices<K, W>;
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
-  uint8_t* staged = FastWork::staged() + warp * (S::kPerWarp * kRows * 64);
+  uint8_t* staged = FastWork::staged() + warp * (S::kWarpUnits * kRows * 64);
 
   // The first pair of outputs this thread will finish: its residual is on its way during the product.
   const int item0 = c.thread / kParts;
   const bool finisher = c.thread % (2 * kParts) == 0;  // the lane that finishes a pair of outputs
   float2 pre = make_float2(1.0f, 0.0f);
 
-  WeightStream<K> stream(groups);
+  WeightStream<K, W> stream(groups);
   float squares = 0.0f;
   if constexpr (Source::kPolled) {
     // Everything is asked for once, then the first weights come to registers, then whatever had not arrived is polled.
     constexpr int kAccesses = Source::kAccesses;
     const uint32_t tag = tag_of(c);
     uint4 v[S::kLoads * kAccesses], residual[1];
-    auto k_of = [&](int i) { return (warp + kWarps * (4 * (i / kAccesses) + lane / 8)) * 32 + lane % 8 * 4; };
+    auto k_of = [&](int i) { return S::unit(warp, 4 * (i / kAccesses) + lane / 8) * 32 + lane % 8 * 4; };
     auto needed = [&](int i) { return k_of(i) < K; };
     auto address = [&](int i) { return source.address(0, k_of(i), i % kAccesses); };
     auto residual_needed = [&](int) { return finish.kind == Finish::kResidual && finisher && item0 < finish.n; };
@@ -151,7 +142,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     note_arrival(c);
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
-      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+      const int j = 4 * i + lane / 8, u = S::unit(warp, j);
       uint2 x;
       if constexpr (Source::kNormed) {
         const float2 a = floats_of(v[i * kAccesses]), b = floats_of(v[i * kAccesses + 1]);
@@ -170,7 +161,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     float4 v[S::kLoads];
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
-      const int u = warp + kWarps * (4 * i + lane / 8);
+      const int u = S::unit(warp, 4 * i + lane / 8);
       v[i] = source.load(c, 0, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
     }
     if (finish.kind == Finish::kResidual && finisher) {
@@ -181,7 +172,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
-      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
+      const int j = 4 * i + lane / 8, u = S::unit(warp, j);
       if constexpr (Source::kNormed) {
         squares = fma_f32(v[i].x, v[i].x, squares);
         squares = fma_f32(v[i].y, v[i].y, squares);
@@ -204,11 +195,11 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
   __syncwarp();
   if (Source::kNormed && finish.kind == Finish::kRotate && finisher) pre = *Prologue::angle(item0);
 
-  constexpr bool kHeld = S::kPieces == 1 && S::kStaged;  // activations stay in registers
-  uint4 held_low[kHeld ? S::kPerWarp : 1], held_high[kHeld ? S::kPerWarp : 1];
+  constexpr bool kHeld = S::kHeld;
+  uint4 held_low[kHeld ? S::kWarpUnits : 1], held_high[kHeld ? S::kWarpUnits : 1];
   if constexpr (kHeld) {
 #pragma unroll
-    for (int j = 0; j < S::kPerWarp; ++j) load_fragment<K>(c, source, staged, j, 0, held_low[j], held_high[j]);
+    for (int j = 0; j < S::kWarpUnits; ++j) load_fragment<K, W>(c, source, staged, j, 0, held_low[j], held_high[j]);
   }
 
   int parity = 0;
@@ -234,19 +225,26 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
             if (slot >= S::kPieces) break;
 #pragma unroll
             for (int i = 0; i < S::kPieceLoads; ++i) {
-              if (slot * kSlotUnits + warp + kWarps * i >= S::kUnits) break;
+              if (slot * W::kSlot + warp + kWarps * i >= S::kRecords) break;
 #pragma unroll
               for (int m = 0; m < S::kAhead; ++m) {
                 if (m > 0 && group + m >= g1) break;
-                const uint4 w = stream.w[m][i];
-                uint4 x, y;
-                if constexpr (kHeld) {
-                  x = held_low[i], y = held_high[i];
+                auto fragment = [&](int s, uint4& x, uint4& y) {
+                  if constexpr (kHeld) {
+                    x = held_low[i * W::kUnits + s], y = held_high[i * W::kUnits + s];
+                  } else {
+                    load_fragment<K, W>(c, source, staged, (slot * (W::kSlot / kWarps) + i) * W::kUnits + s, 0, x, y);
+                  }
+                };
+                if constexpr (W::kQuantised) {
+                  W::add(acc[a + m][0], stream.w[m][i], fragment);
                 } else {
-                  load_fragment<K>(c, source, staged, slot * (kSlotUnits / kWarps) + i, 0, x, y);
+                  const uint4 w = stream.w[m][i];
+                  uint4 x, y;
+                  fragment(0, x, y);
+                  mma_bf16(acc[a + m][0], x.x, y.x, x.y, y.y, w.x, w.y);
+                  mma_bf16(acc[a + m][1], x.z, y.z, x.w, y.w, w.z, w.w);
                 }
-                mma_bf16(acc[a + m][0], x.x, y.x, x.y, y.y, w.x, w.y);
-                mma_bf16(acc[a + m][1], x.z, y.z, x.w, y.w, w.z, w.w);
               }
             }
             const bool inside = s + 1 < S::kPieceSlots && slot + 1 < S::kPieces;

@@ -28,8 +28,8 @@ struct alignas(16) DeviceTask {
 };
 static_assert(sizeof(DeviceTask) == 256, "the host packs 256 bytes a task");
 
-// One weight tile as the loader streams it: `units` units of kUnitBytes from `offset` of the tape, in slots that end with every
-// `block` units: as many whole row groups as fit a slot, or one row group (ring.cuh says how long ones take turns).
+// One weight tile as the loader streams it: `units` units from `offset` of the tape, in slots that end with every `block` units: as
+// many whole row groups as fit a slot, or one row group (ring.cuh says how long ones take turns, and how large a unit is).
 struct alignas(16) TileRef {
   uint64_t offset;
   uint32_t units, block;

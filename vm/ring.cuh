@@ -20,7 +20,15 @@
 
 namespace amk {
 
-constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kSlotBytes = kSlotUnits * kUnitBytes;
+#ifndef AMK_QUANT  // some weights are quantised
+#define AMK_QUANT 0
+#endif
+constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512;
+#if AMK_QUANT
+constexpr int kSlotBytes = AMK_SLOT_BYTES;
+#else
+constexpr int kSlotBytes = kSlotUnits * kUnitBytes;
+#endif
 constexpr int kPieceUnits = 64;  // a longer row group is cut into pieces of so many units, and two row groups take turns
 constexpr int kInFlightHigh = AMK_FLIGHT_HIGH, kInFlightMid = AMK_FLIGHT_MID, kInFlightLow = AMK_FLIGHT_LOW;
 static_assert(kInFlightHigh <= kSlots && kInFlightMid <= kSlots && kInFlightLow <= kSlots, "a copy that laps one not seen to land makes its parity ambiguous");
@@ -152,16 +160,38 @@ __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_
 #endif
 }
 
-// The units of a tile in the order of the tape, as runs that no slot reaches over: blocks one by one; blocks longer than kPieceUnits
+// The units of one tile: bytes of one, and how many a slot and a piece hold.  Of quantised weights a unit is a record of
+// kernels/weights.cuh; its shape stands above the 48 bits of the tile's offset.
+#if AMK_QUANT
+constexpr int kQuantPiece = 32;  // of 512 bytes of codes; a longer row group is cut into such pieces
+struct TileUnits {
+  uint32_t bytes, slot, piece;
+  __device__ __forceinline__ explicit TileUnits(uint64_t offset) : bytes(uint32_t(offset >> 48) % 256 * 16) {
+    const uint32_t loads = uint32_t(offset >> 56);  // of 512 bytes of codes; 0: not quantised
+    slot = loads == 2 ? kSlotUnits / 2 : kSlotUnits;
+    piece = loads == 0 ? kPieceUnits : kQuantPiece / loads;
+  }
+  static __device__ __forceinline__ uint64_t offset(uint64_t offset) { return offset & 0xffffffffffffull; }
+};
+#else
+struct TileUnits {
+  static constexpr uint32_t bytes = kUnitBytes, slot = kSlotUnits, piece = kPieceUnits;
+  __device__ __forceinline__ explicit TileUnits(uint64_t) {}
+  static __device__ __forceinline__ uint64_t offset(uint64_t offset) { return offset; }
+};
+#endif
+
+// The units of a tile in the order of the tape, as runs that no slot reaches over: blocks one by one; blocks longer than a piece
 // piece by piece, two in turns.
 struct TileRuns {
+  TileUnits unit;
   uint32_t left, block, done, size, run;  // units left of the tile, of a block, of it behind the run; of the piece, left of the run
   bool paired, again;                     // two blocks take turns; the second one's run of this piece is still to come
 
-  __device__ __forceinline__ TileRuns(uint32_t units, uint32_t block) : left(units), block(block), done(0) { piece(); }
+  __device__ __forceinline__ TileRuns(const TileRef& tile) : unit(tile.offset), left(tile.units), block(tile.block), done(0) { piece(); }
   __device__ __forceinline__ void piece() {
-    if (done == 0) paired = block > uint32_t(kPieceUnits) && left > block;
-    size = block - done < uint32_t(kPieceUnits) ? block - done : uint32_t(kPieceUnits);
+    if (done == 0) paired = block > unit.piece && left > block;
+    size = block - done < unit.piece ? block - done : unit.piece;
     size = size < left ? size : left;
     run = size, again = paired;
   }
@@ -187,9 +217,9 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
   bool leave = false;
   for (int step = 0; step < launch.steps && !leave && n > 0; ++step) {
     for (int i = 0; i < n && !leave; ++i) {
-      const uint8_t* from = launch.tape + first[i].offset;
-      for (TileRuns runs(first[i].units, first[i].block); runs.left > 0 && !leave;) {
-        const uint32_t units = runs.run < uint32_t(kSlotUnits) ? runs.run : uint32_t(kSlotUnits);
+      const uint8_t* from = launch.tape + TileUnits::offset(first[i].offset);
+      for (TileRuns runs(first[i]); runs.left > 0 && !leave;) {
+        const uint32_t units = runs.run < runs.unit.slot ? runs.run : runs.unit.slot;
         for (;;) {
           while (landed != issued && barrier_test(&ring.full[landing], landing_parity)) {
             ++landed;
@@ -207,10 +237,10 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
         }
         leave = __any_sync(~0u, leave);
         if (leave) break;
-        copy_slot(slot, from, units * kUnitBytes, lane);
+        copy_slot(slot, from, units * runs.unit.bytes, lane);
         ++issued;
         if (++slot == kSlots) slot = 0, free_parity ^= 1;
-        from += units * kUnitBytes;
+        from += units * runs.unit.bytes;
         runs.take(units);
       }
     }

@@ -71,6 +71,18 @@ __device__ __forceinline__ void run_project(const Context c) {
 #endif
 }
 
+// qkv, gate_up and lm_head: their first parameters are h and norm_w.
+template <class W>
+__device__ __forceinline__ void run_normed(const Context c, const float* weight, int eps, const Finish& finish) {
+#if AMK_EXACT
+  gemv_exact<kHidden, W>(c, ExactNorm<kHidden>{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+#elif AMK_TAGGED
+  gemv_fast<kHidden, W>(c, TaggedNormSource{c.at<const uint2>(qkv::h), weight, c.real(eps)}, finish);
+#else
+  gemv_fast<kHidden, W>(c, NormSource{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+#endif
+}
+
 enum Outcome : int { kFailed = 0, kDone = 1, kSampled = 2 };
 
 // Runs one task; kFailed when its data asks for something that does not exist (the fault has been reported).
@@ -87,17 +99,16 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
     case kQkv:
     case kGateUp:
     case kLmHead: {
-      // Their first parameters are h and norm_w, their last is eps.
+      // Their last parameter is eps.
       const int eps = c.op() == kQkv ? int(qkv::eps) : (c.op() == kGateUp ? int(gate_up::eps) : int(lm_head::eps));
       const float* weight = c.at<const float>(qkv::norm_w);
       const Finish finish = Finish::of(c);
-#if AMK_EXACT
-      gemv_exact<kHidden>(c, ExactNorm<kHidden>{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
-#elif AMK_TAGGED
-      gemv_fast<kHidden>(c, TaggedNormSource{c.at<const uint2>(qkv::h), weight, c.real(eps)}, finish);
-#else
-      gemv_fast<kHidden>(c, NormSource{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+#if AMK_LAYER_FORMAT != AMK_HEAD_FORMAT
+      if (c.op() == kLmHead) {
+        run_normed<HeadWeights>(c, weight, eps, finish);
+      } else
 #endif
+        run_normed<LayerWeights>(c, weight, eps, finish);
       if (c.op() == kLmHead && c.p(lm_head::amax) >= 0) {
         sync_tasks();
         tile_argmax(c, finish.out);

@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=options.natural, default=1, help="sequences, up to 16 (default: 1)")
     parser.add_argument("--chunk", type=options.natural, help="prompt tokens a step, up to 16 (default: 16; decode: 1)")
     parser.add_argument(
+        "--weights", metavar="FORMAT", help="formats of quantised weights, such as int4-g128,head=int8 (default: none)"
+    )
+    parser.add_argument(
         "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
     )
 
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, or say that the cache has it; one line a kernel."""
     from amk_core.machine import find_gpus
+    from amk_core.quant.config import QuantConfig
     from amk_core.schedule.config import ScheduleConfig
     from amk_core.schedule.lower import Geometry, lower
     from amk_core.targets import Target
@@ -43,14 +47,17 @@ def run(args: argparse.Namespace) -> int:
     graph = options.graph_of(args.model)
     chunk = args.chunk or (1 if args.purpose == "decode" else 16)
     # The program does not depend on the context, so the smallest one makes the tables quickly.
-    schedule = lower(graph, ScheduleConfig.parse(args.config), card, Geometry(args.purpose, args.batch, chunk, 1), args.mode)
+    quant = QuantConfig.parse(args.weights) if args.weights else None
+    schedule = lower(graph, ScheduleConfig.parse(args.config), card, Geometry(args.purpose, args.batch, chunk, 1), args.mode, quant)
     build = plan_build(Dims.of(schedule), arch, card.smem_bytes)
     cubin = nvrtc.build(build.defines, arch)
     where = "from the cache" if cubin.cached else "compiled"
     print(f"{graph.name} {args.mode} {args.purpose} for {arch}: {options.size(len(cubin.data))} {where}, key {cubin.key[:16]}")
     print(f"{build.threads} threads and {options.size(build.shared_bytes)} of dynamic shared memory a CTA", end="")
     slots, units = build.defines["AMK_SLOTS"], build.defines["AMK_SLOT_UNITS"]
-    print("" if args.mode == "exact" else f", {slots} ring slots of {units // 2} KiB")
+    print(
+        "" if args.mode == "exact" else f", {slots} ring slots of {options.size(build.defines.get('AMK_SLOT_BYTES', units * 512))}"
+    )
     for k in cubin.kernels:
         print(
             f"{k.name:10s} {k.registers:3d} registers, {k.shared_bytes} B static shared memory, {k.stack_bytes} B stack, "

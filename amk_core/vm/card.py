@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from amk_core.schedule import tables
 from amk_core.schedule.ir import Kind, Schedule
-from amk_core.schedule.pack import Provider, Tape, TapeError, TapeLayout, logical_weight
+from amk_core.schedule.pack import Provider, Tape, TapeLayout
 from amk_core.targets import Target
 from amk_core.vm import nvrtc
 from amk_core.vm.cuda import CudaVM
@@ -74,17 +74,13 @@ class Card:
 
     def _pack(self, model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:
         """The weight tape on the card.  The one of fast mode is put in order there, one weight at a time."""
-
-        def weight(name: str) -> Any:
-            return logical_weight(model.graph, model.imported.weights.get, name)
-
         if model.mode == "exact":
             layout = TapeLayout.of(schedule)
-            return layout, self.device.upload(Tape.build(layout, weight).data)
+            return layout, self.device.upload(Tape.build(layout, model.weight).data)
         fragments = DeviceTapeLayout.of(schedule)
         build = plan_build(Dims.of(schedule), self.device.facts.arch, self.device.facts.smem_bytes)
         packer = Packer(self.device, nvrtc.build(build.defines, self.device.facts.arch).data)
-        return fragments, packer.tape(fragments, weight)
+        return fragments, packer.tape(fragments, model.weight)
 
 
 class Packer:
@@ -110,8 +106,11 @@ class Packer:
         for w, name in enumerate(layout.weights):
             mine = layout.segments[layout.segments[:, 0] == w]
             matrix, want = provider(name), (int(mine[:, 2].max()), int(mine[0, 3]))
-            if matrix.shape != want:
-                raise TapeError(f"weight {name} is {list(matrix.shape)}, the schedule expects {list(want)}")
+            layout.check(name, matrix, want)
+            if name in layout.formats:  # put in order here: a quarter or half of the bytes, and each card reads the same
+                for _, a, e, _k, offset in mine.tolist():
+                    tape.upload(layout.tile(matrix, a, e), offset)
+                continue
             rows = self._device.upload(matrix.astype(ml_dtypes.bfloat16, copy=False))
             self._put(rows, want[1], mine[:, [1, 2, 4]], tape)
         return tape

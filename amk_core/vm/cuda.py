@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from amk_core.schedule import ops, tables
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.pack import LANES, tiles
+from amk_core.schedule.pack import tile_bytes, tiles
 from amk_core.vm import LaunchAborted, LaunchResult, VmFault, nvrtc
 from amk_core.vm.control import MAX_VARIABLES, Control
 from amk_core.vm.device_memory import DeviceBuffers
 from amk_core.vm.driver import CudaError, Device, Graph, HostMemory, Memory, call, finished, pointers
 from amk_core.vm.launch_ranges import LaunchRanges
-from amk_core.vm.plan import UNIT_BYTES, Build, Dims, ProgramError, plan_build
-from amk_core.vm.program import COUNTER_STRIDE, LAUNCH, build_program
+from amk_core.vm.plan import Build, Dims, ProgramError, plan_build
+from amk_core.vm.program import COUNTER_STRIDE, LAUNCH, build_program, tile_span
 from amk_core.vm.token_ring import TokenRing
 
 SPIN_TIMEOUT_S = 2.0  # far above any task on a GPU; a fault, not a performance limit
@@ -100,7 +100,7 @@ class CudaVM:
         self.memory = DeviceBuffers(s, device, bound, pools)
         program = build_program(s, dims, self.build.defines["AMK_SLOT_UNITS"], self.memory.address, task_weight, self._tape.address)
         if not dims.exact and len(program.tiles):
-            end = int((program.tiles["offset"] + program.tiles["units"].astype(np.uint64) * np.uint64(UNIT_BYTES)).max())
+            end = int(tile_span(program.tiles)[1].max())
             if end > self._tape.size:
                 raise ProgramError(f"the schedule streams up to byte {end} of a tape of {self._tape.size}")
         self._kept = {
@@ -384,13 +384,13 @@ class CudaVM:
         """Bytes [start, end) of the tape that a task reads; (0, 0) where it reads none."""
         place, at = self._place(task)
         if self._dims.exact:
-            _, first, end, k = (int(x) for x in tiles(self._s)[task])
+            buffer, first, end, k = (int(x) for x in tiles(self._s)[task])
             start = int(self._program.tasks["weight"][place]) - self._tape.address
-            return (start, start + (end - first) * -(-k // LANES) * LANES * 4) if first >= 0 else (0, 0)
+            return (start, start + tile_bytes(self._s.buffers[buffer].dtype, end - first, k)) if first >= 0 else (0, 0)
         if not self._program.streams[place]:
             return 0, 0
-        tile = self._program.tiles[at]
-        return int(tile["offset"]), int(tile["offset"]) + int(tile["units"]) * UNIT_BYTES
+        starts, ends = tile_span(self._program.tiles[at : at + 1])
+        return int(starts[0]), int(ends[0])
 
     def trace_records(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """(records [steps, tasks in queue order, 4], anchors [queues, 2, 2]) of the last launch of a traced build."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from amk_core.schedule import ops
+from amk_core.quant import QuantFormat
+from amk_core.quant.format import BY_NAME
+from amk_core.schedule import ops, pack
 from amk_core.schedule.ir import Kind, Schedule
 from amk_core.schedule.lower import attn_block
+from amk_core.vm import quant_tape
 
 EXACT_WARPS, FAST_WARPS = 16, 8  # warps that execute tasks; in fast mode K is split over them, so they belong to the plan
 UNIT_BYTES, UNIT_K = 512, 32
@@ -39,6 +42,8 @@ class Dims:
     vocab: int
     fused_combine: bool
     tagged: bool = False
+    layers: QuantFormat | None = None  # format of the layers' matrices; None: bf16, in exact mode f32
+    head: QuantFormat | None = None
 
     @property
     def q_size(self) -> int:
@@ -81,7 +86,23 @@ class Dims:
         if k is None or k.dtype not in ("f32", "bf16"):
             raise ProgramError(f"keys are stored as {k.dtype if k else 'nothing'}, required is f32 (exact) or bf16 (fast)")
         return Dims(k.dtype == "f32", one["m"], one["chunk"], one["hidden"], inter.pop(), one["n_heads"], one["n_kv"],
-                    one["head_dim"], one["vocab"], fused, any(b.tagged for b in s.buffers))  # fmt: skip
+                    one["head_dim"], one["vocab"], fused, any(b.tagged for b in s.buffers), *_formats(s))  # fmt: skip
+
+
+def _formats(s: Schedule) -> tuple[QuantFormat | None, QuantFormat | None]:
+    """Formats of the layers' matrices and of the head; of a schedule without a head those of the layers for both.
+
+    Raises:
+        ProgramError: the matrices of the layers differ in format.
+    """
+    used = pack.tiles(s)[:, 0]
+    head = s.columns.task_op == ops.CODES["lm_head"]
+    seen = [{s.buffers[int(b)].dtype for b in np.unique(used[which & (used >= 0)])} for which in (~head, head)]
+    for what, dtypes in zip(("the layers' matrices are", "the head's tiles are"), seen, strict=True):
+        if len(dtypes) > 1:
+            raise ProgramError(f"{what} of {', '.join(sorted(dtypes))}; a device program has one format of them")
+    layers, of_head = (BY_NAME.get(next(iter(x), "")) for x in seen)
+    return layers, of_head if seen[1] else layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,27 @@ class Build:
 def units_of(k: Any) -> Any:
     """Units of 32 values in a row of K."""
     return (k + 31) // 32
+
+
+def warp_units(k: int, fmt: QuantFormat | None) -> int:
+    """Units of 32 values of K that the busiest warp has; warps take whole records of quantised weights."""
+    if fmt is None:
+        return -(-int(units_of(k)) // FAST_WARPS)
+    return -(-int(quant_tape.records_of(k)) // FAST_WARPS) * quant_tape.RECORD_UNITS
+
+
+def piece_units(fmt: QuantFormat | None) -> int:
+    """Units of 32 values of K in a piece of a long row group."""
+    return PIECE_UNITS if fmt is None else quant_tape.PIECE_UNITS // quant_tape.loads(fmt) * quant_tape.RECORD_UNITS
+
+
+def slot_records(slot_units: int, fmt: QuantFormat | None) -> int:
+    """Units of the tape, of quantised weights records, that a slot of the ring holds."""
+    return slot_units if fmt is None else slot_units // quant_tape.loads(fmt)
+
+
+def unit_bytes(fmt: QuantFormat | None) -> int:
+    return UNIT_BYTES if fmt is None else quant_tape.record_bytes(fmt)
 
 
 def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int, int] | None = None) -> Build:
@@ -125,6 +167,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
         "AMK_TAGGED": int(d.tagged), "AMK_BLOCK": attn_block("exact" if d.exact else "fast", d.head_dim),
     }  # fmt: skip
+    if d.layers or d.head:  # other builds keep their machine code
+        defines |= {"AMK_QUANT": 1, "AMK_LAYER_FORMAT": quant_tape.number(d.layers), "AMK_HEAD_FORMAT": quant_tape.number(d.head)}
     if d.hidden % 2 or d.head_dim % 2:
         raise ProgramError(f"hidden size {d.hidden} and head dimension {d.head_dim} must be even for the device VM")
     if d.tagged and (d.exact or d.chunk > 1 or d.rows > 16 or d.heads > 16 * d.kv_heads or d.hidden % 4 or d.inter % 4):
@@ -135,6 +179,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         if row > work:
             raise ProgramError(f"a row of {row} bytes does not fit {work} bytes of shared memory on {arch}")
         defines |= {"AMK_SLOTS": 1, "AMK_SLOT_UNITS": 16, "AMK_FLIGHT_HIGH": 1, "AMK_FLIGHT_MID": 1, "AMK_FLIGHT_LOW": 1}
+        if d.layers or d.head:
+            defines |= {"AMK_SLOT_BYTES": 16 * UNIT_BYTES}  # there is no ring
         return Build({**defines, "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0}, work, warps * 32)
     if d.rows > MAX_FAST_ROWS:
         raise ProgramError(
@@ -143,8 +189,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     if d.head_dim % 32:
         raise ProgramError(f"head dimension {d.head_dim}, the fast device path takes multiples of 32; use mode='exact'")
 
-    def per_warp(k: int) -> int:
-        return (int(units_of(k)) + warps - 1) // warps  # units of K
+    def per_warp(k: int) -> int:  # units of K
+        return max(warp_units(k, d.layers), warp_units(k, d.head) if k == d.hidden else 0)
 
     def staged(k: int) -> int:
         return d.rows * warps * per_warp(k) * 64
@@ -152,8 +198,9 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
 
     def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none
-        piece = d.rows * PIECE_UNITS * 64  # rows of activations longer than a piece may come piece by piece
-        if 1 < d.rows <= 16 and k == d.inter and units_of(k) > PIECE_UNITS and (piece <= cap or d.tagged):
+        units = piece_units(d.layers)
+        piece = d.rows * units * 64  # rows of activations longer than a piece may come piece by piece
+        if 1 < d.rows <= 16 and k == d.inter and units_of(k) > units and (piece <= cap or d.tagged):
             return piece
         return staged(k) if staged(k) <= cap or d.tagged else 0
 
@@ -174,8 +221,10 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
     )
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
-    for units in (64, 32, 16):
-        slots = min((budget - work) // (units * UNIT_BYTES), 8 * 64 // units)
+    formats = (d.layers, d.head)
+    for units in (32, 16) if any(formats) else (64, 32, 16):
+        slot_bytes = max(slot_records(units, f) * unit_bytes(f) for f in formats)
+        slots = min((budget - work) // slot_bytes, 8 * 64 // units)
         if slots >= 4 or (units == 16 and slots >= 2):
             break
     else:
@@ -191,4 +240,6 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
         "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
     }  # fmt: skip
-    return Build(defines, work + slots * units * UNIT_BYTES, (warps + 1) * 32)
+    if any(formats):
+        defines |= {"AMK_SLOT_BYTES": slot_bytes}
+    return Build(defines, work + slots * slot_bytes, (warps + 1) * 32)

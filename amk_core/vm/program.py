@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amk_core.quant import QuantFormat
+from amk_core.quant.format import BY_NAME
 from amk_core.schedule import ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Schedule
 from amk_core.schedule.lower import attn_block
-from amk_core.vm.plan import Dims, ProgramError, units_of
+from amk_core.vm import quant_tape
+from amk_core.vm.plan import UNIT_BYTES, Dims, ProgramError, slot_records, unit_bytes, units_of
 
 INLINE_WAITS, INLINE_SIGNALS = 4, 2
 TASK = np.dtype(
@@ -39,6 +42,7 @@ FAULT = np.dtype(
 )
 COUNTER_STRIDE = 16
 STRIDE_WORD = 22
+OFFSET_BITS = 48  # of a tile; see TileUnits of vm/ring.cuh
 N_BUFFER_PARAMS: Mapping[str, int] = {
     "embed": 3, "qkv": 8, "attn": 5, "attn_combine": 2, "o_proj": 4, "o_proj_combine": 3, "gate_up": 4, "down_proj": 4,
     "lm_head": 5, "sample": 8,
@@ -59,6 +63,18 @@ class Program:
     n_counters: int
 
 
+def unit_shape(fmt: QuantFormat | None) -> int:
+    """What stands above the offset of a tile where some weights are quantised: a unit's bytes over 16, and its loads of codes."""
+    return unit_bytes(fmt) // 16 | (quant_tape.loads(fmt) << 8 if fmt else 0)
+
+
+def tile_span(tiles: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """First byte and end of tiles on the tape."""
+    offset = (tiles["offset"] & np.uint64((1 << OFFSET_BITS) - 1)).astype(np.int64)
+    sixteenths = (tiles["offset"] >> np.uint64(OFFSET_BITS) & np.uint64(255)).astype(np.int64)
+    return offset, offset + tiles["units"].astype(np.int64) * np.where(sixteenths > 0, sixteenths * 16, UNIT_BYTES)
+
+
 def check_tasks(s: Schedule, d: Dims) -> None:
     """Every task fits the compiled kernels: buffers exist, have the dtype, the row stride and at least the rows the body touches.
 
@@ -71,6 +87,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
     rows = np.array([b.rows for b in s.buffers] + [0], np.int64)
     bits = np.array([DTYPE_BITS[b.dtype] for b in s.buffers] + [0], np.int64)
     kind = np.array([int(b.kind) for b in s.buffers] + [-1], np.int64)
+    dtype = np.array([b.dtype for b in s.buffers] + [""])
     tagged = np.array([b.tagged for b in s.buffers] + [False], bool)
     block = attn_block("exact" if d.exact else "fast", d.head_dim)
     pair = 2 if d.tagged else 1  # values of an element of packed rows
@@ -104,13 +121,14 @@ def check_tasks(s: Schedule, d: Dims) -> None:
             if writes:
                 need(ids, there & ((kind[b] == int(Kind.TABLE)) | (kind[b] == int(Kind.INPUT))), f"{param} is read-only")
 
-        def tile(lo: Any, hi: Any, k: int, total: Any, ids: Any = ids, p: Any = p) -> None:
+        def tile(lo: Any, hi: Any, k: int, total: Any, fmt: QuantFormat | None = d.layers, ids: Any = ids, p: Any = p) -> None:
             w = p["w"]
             need(ids, (w < 0) | (w >= n_buf), "the weight does not exist")
+            stored = str(fmt) if fmt else ("f32" if d.exact else "bf16")
             need(
                 ids,
-                (kind[w] != int(Kind.WEIGHT)) | (cols[w] != k) | (bits[w] != wide),
-                f"the weight is not [rows, {k}] of {wide} bits",
+                (kind[w] != int(Kind.WEIGHT)) | (cols[w] != k) | (dtype[w] != stored),
+                f"the weight is not [rows, {k}] of {stored}",
             )
             need(
                 ids,
@@ -182,7 +200,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
             buf("norm_w", 32, 1, d.hidden)
             buf("act", 32, d.rows, d.inter // pair, writes=True, handed=True)
         elif name == "lm_head":
-            tile(p["row0"], p["row1"], d.hidden, d.vocab)
+            tile(p["row0"], p["row1"], d.hidden, d.vocab, d.head)
             need(ids, (p["ring"] < 0) | (p["ring"] > 1), "ring")
             buf("h", 32, d.rows, d.hidden, handed=True)
             buf("norm_w", 32, 1, d.hidden)
@@ -276,9 +294,14 @@ def build_program(
         has = weight[order, 0] >= 0
         tiles = np.zeros(int(has.sum()), TILE)
         tiles["offset"], tiles["units"] = weight[order[has], 0], weight[order[has], 1]
-        k = pack.tiles(s)[order[has], 3]
-        group = units_of(k)  # units of a row group
-        tiles["block"] = np.where(group <= slot_units, slot_units // np.minimum(group, slot_units) * group, group)
+        buffer, _, _, k = pack.tiles(s)[order[has]].T
+        for b in np.unique(buffer):
+            fmt, mine = BY_NAME.get(s.buffers[int(b)].dtype), buffer == b
+            slot = slot_records(slot_units, fmt)
+            group = units_of(k[mine]) if fmt is None else quant_tape.records_of(k[mine])  # units of a row group
+            tiles["block"][mine] = np.where(group <= slot, slot // np.minimum(group, slot) * group, group)
+            if dims.layers or dims.head:
+                tiles["offset"][mine] |= np.uint64(unit_shape(fmt) << OFFSET_BITS)
         tile_off = np.concatenate([[0], np.cumsum(has)])[c.queue_off].astype(np.int32)
     return Program(
         tasks[order], c.queue_off.astype(np.int32), tiles, tile_off, has, np.concatenate(more_waits).astype(np.int32),

@@ -139,7 +139,7 @@ def test_the_code_does_what_the_model_says(case: tuple[int, int, int, int, int],
 SABOTAGE = [
     ("free_parity = 1", "free_parity = 0"),
     ("slot = 0, parity ^= 1", "slot = 0"),
-    ("runs.run < uint32_t(kSlotUnits) ? runs.run : uint32_t(kSlotUnits)", "1"),
+    ("runs.run < runs.unit.slot ? runs.run : runs.unit.slot", "1"),
     ("kInFlightLow : kInFlightMid", "kInFlightHigh : kInFlightHigh"),
 ]
 
