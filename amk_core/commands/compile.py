@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{build.threads} threads and {options.size(build.shared_bytes)} of dynamic shared memory a CTA", end="")
     slots, units = build.defines["AMK_SLOTS"], build.defines["AMK_SLOT_UNITS"]
     print(
-        "" if args.mode == "exact" else f", {slots} ring slots of {options.size(build.defines.get('AMK_SLOT_BYTES', units * 512))}"
+        "" if args.mode == "exact" else f", {slots} ring slots of {build.defines.get('AMK_SLOT_BYTES', units * 512) / 1024:g} KiB"
     )
     for k in cubin.kernels:
         print(
