@@ -129,8 +129,8 @@ class Bench:
 
         After all timing, because a profiler may leave the engine slower.
         """
-        assert self.arena is not None
         for position, name, record in self.timed:
+            assert self.arena is not None
             engine: Any = self.arena.engines[name]
             if not hasattr(engine, "busy_seconds") or time.monotonic() > deadline:
                 continue
@@ -303,9 +303,9 @@ def main(argv: list[str] | None = None) -> int:
             turns.meet("restarted", time.monotonic() + (end - time.monotonic()) / 2)
             with turns.turn("second", end) as until:
                 bench.finish(until)
-        turns.meet("timed", end)  # profiles, and what ending an engine costs, fall into nobody's turn
-        if bench.arena is not None:
-            bench.busy(end)
+        turns.meet("timed", end)  # ending an engine falls into nobody's turn
+        with turns.turn("profiled", end) as until:
+            bench.busy(until)
     finally:
         if bench is not None:
             bench.close()

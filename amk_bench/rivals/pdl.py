@@ -182,7 +182,8 @@ class PdlEngine(FusedEngine):
         return {
             "triton": triton.__version__, "torch": torch.__version__, "kernels": "five a layer and three",
             "graph": "one CUDA graph a step", "programmatic dependent launch": "yes" if self._dependent else "no",
-            "tile": repr(made.tile).replace(",", ";"), "attention": f"{made.splits} splits of the keys",
+            "tile": repr(made.tile).replace(",", ";"), "tiles tried": "; ".join(self.tried.values()),
+            "attention": f"{made.splits} splits of the keys",
             "cache": f"static; {self._context} rows", "weights": self.weights.origin,
         }  # fmt: skip
 
