@@ -16,7 +16,8 @@ namespace amk {
 
 enum OpCode : int32_t {
   kOpaque = 0, kEmbed = 1, kQkv = 2, kAttn = 3, kAttnCombine = 4, kOProj = 5, kOProjCombine = 6,
-  kGateUp = 7, kDownProj = 8, kLmHead = 9, kSample = 10, kOpCount = 11
+  kGateUp = 7, kDownProj = 8, kLmHead = 9, kSample = 10,
+  kOPart = 11, kDownPart = 12, kOSum = 13, kDownSum = 14, kOpCount = 15
 };
 
 // Buffer parameters always come first, so that the same index finds the pointer of a compiled task.
@@ -45,11 +46,17 @@ namespace sample {
 enum { logits, amax, control, stop_ids, token, out, stop, done, m, tiles, vocab, n_stop_ids, pos_var, count };
 }
 
+namespace o_part { enum { x, w, out, m, row0, row1, k0, k1, part, layer, count }; }
+namespace down_part { enum { x, w, out, m, row0, row1, k0, k1, part, layer, count }; }
+namespace o_sum { enum { parts, h, out, m, col0, col1, n, layer, count }; }
+namespace down_sum { enum { parts, h, out, m, col0, col1, n, layer, count }; }
+
 // Words of one row of the sampler's control buffer.
 namespace control { enum { temperature, top_k, top_p, seed_lo, seed_hi, count = 8 }; }
 
 constexpr int kLanes = 32;                 // lanes of a dot product; K is padded to a multiple of it
 constexpr int kSlice = 1024;               // elements of one K slice
+constexpr int kMaxParts = 16;               // partial sums that one element of the residual stream may have
 constexpr int kMaxCandidates = 1024;       // candidates the sampler keeps at most
 constexpr int kCounterStride = 16;         // 32-bit words from one counter to the next: a cache line each
 constexpr uint32_t kSampleStream = 0x53414d50u;  // third counter word of the sampler's random stream

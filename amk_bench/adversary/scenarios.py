@@ -505,6 +505,29 @@ def shared_memory_hand_off(rng: Rng) -> Json:
     return s
 
 
+def cluster_hand_off(rng: Rng) -> Json:
+    """Buffers move to a pool with a part for each cluster: into the part of whoever writes, or another, or over its end."""
+    s = placed(rng, rng.choice((1, 2)))
+    queues = len(s["queues"])
+    cluster = rng.choice((1, 2, 2, 3, queues, queues))
+    parts = -(-queues // cluster)
+    queue = {t: q for q, ids in enumerate(s["queues"]) for t in ids}
+    movable = [b for b in s["buffers"] if b["kind"] == "activation"]
+    top = [0] * parts
+    for b in rng.sample(movable, min(len(movable), rng.randint(1, 3))):
+        writers = [queue[t["id"]] // cluster for t in s["tasks"] for a in t.get("writes", []) if a["buffer"] == b["id"]]
+        part = rng.choice(writers) if writers and rng.random() < 0.9 else rng.randrange(parts)
+        b["pool"], b["offset"] = "cluster", (part, top[part])
+        top[part] += b["shape"][0] * b["shape"][-1] * 8
+    size = max(top) - rng.choice((0, 0, 0, 0, 0, 8))
+    for b in s["buffers"]:
+        if b["pool"] == "cluster":
+            b["offset"] = b["offset"][0] * size + b["offset"][1]
+    whole = max(0, parts * size - rng.choice((0, 0, 0, 0, 0, 1)))
+    s["pools"].append({"id": "cluster", "bytes": whole, "per_queue": rng.random() < 0.05, "cluster": cluster})
+    return s
+
+
 SCENARIOS: dict[str, Generator] = {
     f.__name__: f
     for f in (
@@ -512,6 +535,6 @@ SCENARIOS: dict[str, Generator] = {
         two_first_positions, inactive_append, moving_ranges, token_feedback, stop_seen_by_one_queue, host_ring_overrun,
         tagged_reader_without_output, tag_ping_pong, tag_orders_plain_data, stale_tag, random_tags, missing_proxy_fence,
         read_wait_before_signal, sub_byte_neighbours, ordered_clobber_by_alias, duplicated_accumulate, wrong_shape_parameters,
-        real_alias, shared_memory_hand_off,
+        real_alias, shared_memory_hand_off, cluster_hand_off,
     )
 }  # fmt: skip

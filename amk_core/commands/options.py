@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from amk_core.graph import ModelGraph
     from amk_core.schedule.ir import Schedule
+    from amk_core.schedule.lower_ranks import Ranks
 
 MODEL_HELP = "name in the model cache (smollm2-135m), folder, .gguf file, or hub id"
 WEIGHTS_HELP = (
@@ -27,6 +28,17 @@ def natural(text: str) -> int:
     return n
 
 
+def ranks(text: str) -> Ranks:
+    """``15x8``: 15 clusters of 8 queues."""
+    from amk_core.schedule.lower_ranks import Ranks
+
+    count, _, cluster = text.partition("x")
+    try:
+        return Ranks(int(count), int(cluster))
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is not COUNTxCLUSTER, two numbers from 1 to 16: {e}") from None
+
+
 def add_lowering(parser: argparse.ArgumentParser) -> None:
     """The options that choose a schedule."""
     group = parser.add_argument_group("the schedule")
@@ -41,6 +53,9 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
+    )
+    group.add_argument(
+        "--ranks", type=ranks, metavar="COUNTxCLUSTER", help="share the model between clusters of queues (decode, batch 1; CPU VM)"
     )
 
 
@@ -62,6 +77,7 @@ def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
 
     from amk_core.schedule.config import ScheduleConfig
     from amk_core.schedule.lower import Geometry, lower
+    from amk_core.schedule.lower_ranks import lower_ranks
     from amk_core.targets import Target
 
     target = Target.named(args.target)
@@ -70,7 +86,10 @@ def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
     chunk = args.chunk or (1 if args.purpose == "decode" else 16)
     context = args.context or min(graph.context, DEFAULT_CONTEXT)
     geometry = Geometry(args.purpose, args.batch, chunk, context)
-    return lower(graph, ScheduleConfig.parse(args.config), target, geometry, args.mode)
+    config = ScheduleConfig.parse(args.config)
+    if args.ranks:
+        return lower_ranks(graph, args.ranks, target, geometry, args.mode, config)
+    return lower(graph, config, target, geometry, args.mode)
 
 
 def graph_of(model: str) -> ModelGraph:

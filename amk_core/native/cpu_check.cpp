@@ -16,14 +16,15 @@ int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 const char* name_of(int32_t op) {
   static constexpr const char* kNames[kOpCount] = {"opaque", "embed", "qkv", "attn", "attn_combine", "o_proj",
-                                                   "o_proj_combine", "gate_up", "down_proj", "lm_head", "sample"};
+                                                   "o_proj_combine", "gate_up", "down_proj", "lm_head", "sample",
+                                                   "o_part", "down_part", "o_sum", "down_sum"};
   return op >= 0 && op < kOpCount ? kNames[op] : "?";
 }
 
 int param_count(int32_t op) {
   static constexpr int kCount[kOpCount] = {0, embed::count, qkv::count, attn::count, attn_combine::count, o_proj::count,
                                            o_proj_combine::count, gate_up::count, down_proj::count, lm_head::count,
-                                           sample::count};
+                                           sample::count, o_part::count, down_part::count, o_sum::count, down_sum::count};
   return kCount[op];
 }
 
@@ -235,6 +236,26 @@ struct Check {
     packing(p(gate_up::packed));
   }
 
+  void part() {  // o_part and down_part
+    namespace a = amk::o_part;
+    rows(p(a::m));
+    range("k0", p(a::k0), 0, p(a::k1) - 1);
+    range("part", p(a::part), 0, kMaxParts - 1);
+    tile(a::w, p(a::row0), p(a::row1), p(a::k1) - p(a::k0));
+    activation(a::x, kReads, p(a::m), p(a::k1));
+    activation(a::out, kWrites, (p(a::part) + 1) * p(a::m), p(a::row1));
+  }
+
+  void sum() {  // o_sum and down_sum
+    namespace a = amk::o_sum;
+    rows(p(a::m));
+    range("n", p(a::n), 1, kMaxParts);
+    range("col0", p(a::col0), 0, p(a::col1) - 1);
+    activation(a::parts, kReads, p(a::n) * p(a::m), p(a::col1));
+    activation(a::h, kReads, p(a::m), p(a::col1));
+    activation(a::out, kWrites, p(a::m), p(a::col1));
+  }
+
   void lm_head() {
     const int64_t m = p(lm_head::m), hidden = p(lm_head::hidden);
     rows(m);
@@ -284,6 +305,10 @@ struct Check {
       case kOProjCombine: return o_proj_combine();
       case kGateUp: return gate_up();
       case kLmHead: return lm_head();
+      case kOPart:
+      case kDownPart: return part();
+      case kOSum:
+      case kDownSum: return sum();
       default: return sample();
     }
   }
@@ -322,6 +347,8 @@ int64_t scratch_floats(const Task& t) {
              tile(o_proj_combine::m, o_proj_combine::row0, o_proj_combine::row1, 1);
     case kGateUp:
       return part(p(gate_up::m) * up(p(gate_up::hidden), kLanes)) + tile(gate_up::m, gate_up::row0, gate_up::row1, 2);
+    case kOPart:
+    case kDownPart: return part(p(o_part::m) * up(p(o_part::k1) - p(o_part::k0), kLanes)) + tile(o_part::m, o_part::row0, o_part::row1, 1);
     case kLmHead: return part(p(lm_head::m) * up(p(lm_head::hidden), kLanes));
     default: return 0;
   }

@@ -316,6 +316,30 @@ struct Body {
     residual(a::h, a::h, p(a::row0), p(a::row1), m, x, kp, kp);
   }
 
+  // o_part and down_part: dot products over a piece of K, in the rows of one rank.
+  void part() {
+    namespace a = o_part;
+    const int64_t m = p(a::m), k0 = p(a::k0), kk = p(a::k1) - k0, kp = up(kk, kLanes), row0 = p(a::row0), n = p(a::row1) - row0;
+    float *x = take(m * kp), *y = take(m * n);
+    for (int64_t r = 0; r < m; ++r) k.prepare(at(a::x) + r * cols(a::x) + k0, kk, kp, mc.fast, x + r * kp);
+    matmul(n, x, kp, m, kp, y, n);
+    for (int64_t r = 0; r < m; ++r) std::copy_n(y + r * n, n, at(a::out) + (p(a::part) * m + r) * cols(a::out) + row0);
+  }
+
+  // o_sum and down_sum: the residual stream and the sums of all ranks, which are added in a tree over 16 places.
+  void sum() const {
+    namespace a = o_sum;
+    const int64_t m = p(a::m), n = p(a::n);
+    for (int64_t r = 0; r < m; ++r)
+      for (int64_t c = p(a::col0); c < p(a::col1); ++c) {
+        float lane[kMaxParts] = {};
+        for (int64_t j = 0; j < n; ++j) lane[j] = at(a::parts)[(j * m + r) * cols(a::parts) + c];
+        for (int off = kMaxParts / 2; off; off /= 2)
+          for (int j = 0; j < off; ++j) lane[j] = lane[j] + lane[j + off];
+        at(a::out)[r * cols(a::out) + c] = at(a::h)[r * cols(a::h) + c] + lane[0];
+      }
+  }
+
   void gate_up() {
     const int64_t m = p(gate_up::m), n = p(gate_up::row1) - p(gate_up::row0), kp = up(p(gate_up::hidden), kLanes);
     const float* x = normed(gate_up::h, gate_up::norm_w, m, p(gate_up::hidden), real(t.p[gate_up::eps]));
@@ -441,6 +465,10 @@ struct Body {
       case kGateUp: return gate_up(), true;
       case kLmHead: return lm_head(), true;
       case kSample: return sample(), true;
+      case kOPart:
+      case kDownPart: return part(), true;
+      case kOSum:
+      case kDownSum: return sum(), true;
       default: return true;  // refused at load
     }
   }
@@ -457,13 +485,13 @@ bool run_body(const Machine& machine, const Task& task, int64_t step, std::span<
 }
 
 int buffer_params(int32_t op) {
-  static constexpr int kCount[kOpCount] = {0, 3, 8, 5, 2, 4, 3, 4, 4, 5, 8};
+  static constexpr int kCount[kOpCount] = {0, 3, 8, 5, 2, 4, 3, 4, 4, 5, 8, 3, 3, 3, 3};
   return kCount[op];
 }
 
 int weight_param(int32_t op) {
   static constexpr int kIndex[kOpCount] = {-1, -1, qkv::w, -1, -1, o_proj::w, o_proj_combine::w, gate_up::w, down_proj::w,
-                                           lm_head::w, -1};
+                                           lm_head::w, -1, o_part::w, down_part::w, -1, -1};
   return kIndex[op];
 }
 

@@ -150,8 +150,15 @@ class Oracle {
       if (seen[b] != 1) mark(kRef, "task " + num(int64_t(b)) + " stands in " + num(seen[b]) + " queue places");
     for (const auto& v : t.variables)
       if (v.min > v.max) mark(kRef, "variable with min > max");
-    for (const auto& p : t.pools)
-      if (p.bytes < -1) mark(kRef, "pool of negative size");
+    for (size_t p = 0; p < t.pools.size(); ++p)
+      if (t.pools[p].bytes < -1 || t.cluster(int64_t(p)) < 0) mark(kRef, "pool of negative size");
+    auto part_of = [&](int64_t p) {  // bytes that each cluster has
+      const auto& pool = t.pools[size_t(p)];
+      const int64_t clusters = (t.n_queues + t.cluster(p) - 1) / t.cluster(p);
+      return clusters > 0 && pool.bytes > 0 && pool.bytes % clusters == 0 && !pool.per_queue ? pool.bytes / clusters : int64_t{0};
+    };
+    for (size_t p = 0; p < t.pools.size(); ++p)
+      if (t.cluster(int64_t(p)) > 0 && !part_of(int64_t(p))) mark(kRef, "a pool is not cut into whole parts, one a cluster");
     for (size_t i = 0; i < t.buffers.size(); ++i) {
       const auto& b = t.buffers[i];
       if (!in(b.pool, t.pools.size()) || b.offset < 0 || b.rows < 1 || b.cols < 1) {
@@ -161,6 +168,8 @@ class Oracle {
       const Wide bytes = (Wide(b.rows) * b.cols * b.bits + 7) / 8;
       const auto& pool = t.pools[size_t(b.pool)];
       if (pool.bytes >= 0 && b.offset + bytes > pool.bytes) mark(kRef, "buffer " + num(int64_t(i)) + " ends outside its pool");
+      if (const int64_t part = t.cluster(b.pool) > 0 ? part_of(b.pool) : 0; part)
+        if (b.offset / part != int64_t((b.offset + bytes - 1) / part)) mark(kRef, "buffer " + num(int64_t(i)) + " lies in two parts of its pool");
       if (b.tagged && (b.bits != 64 || b.offset % 8)) mark(kTag, "tagged buffer " + num(int64_t(i)) + " is not of aligned 8-byte elements");
     }
     for (const auto& a : t.affine) {
@@ -175,6 +184,18 @@ class Oracle {
     affine_ok(t.acc_raff), affine_ok(t.acc_caff), affine_ok(t.init_raff), affine_ok(t.init_caff);
     for (int32_t b : t.acc_buffer)
       if (!in(b, t.buffers.size())) mark(kRef, "access names buffer " + num(b));
+    for (int64_t q = 0; q < t.n_queues; ++q)
+      for (int64_t k = t.queue_off[size_t(q)]; k < t.queue_off[size_t(q) + 1]; ++k) {
+        if (!in(t.queue_task[size_t(k)], size_t(t.n_tasks))) continue;
+        const auto b = size_t(t.queue_task[size_t(k)]);
+        for (auto a = size_t(t.acc_off[b]); a < size_t(t.acc_off[b + 1]); ++a) {
+          if (!in(t.acc_buffer[a], t.buffers.size())) continue;
+          const auto& x = t.buffers[size_t(t.acc_buffer[a])];
+          if (!in(x.pool, t.pools.size()) || t.cluster(x.pool) < 1) continue;
+          const int64_t part = part_of(x.pool);
+          if (part && x.offset / part != q / t.cluster(x.pool)) mark(kRef, "task " + num(int64_t(b)) + " reaches into another cluster");
+        }
+      }
     for (int32_t b : t.init_buffer)
       if (!in(b, t.buffers.size())) mark(kRef, "initial names buffer " + num(b));
     if (t.stop_task != -1 || t.stop_buffer != -1)
@@ -202,8 +223,11 @@ class Oracle {
     if (t.target_sms != -1 || t.target_smem != -1) {
       if (t.n_queues > t.target_sms) mark(kFit, "more queues than SMs");
       Wide smem = 0;
-      for (const auto& p : t.pools)
-        if (p.per_queue) smem += p.bytes < 0 ? Wide(1) << 62 : Wide(p.bytes);
+      for (size_t p = 0; p < t.pools.size(); ++p) {
+        const int64_t cluster = t.cluster(int64_t(p)), bytes = t.pools[p].bytes;
+        if (t.pools[p].per_queue || cluster) smem += bytes < 0 ? Wide(1) << 62 : Wide(cluster ? part_of(int64_t(p)) : bytes);
+        if (cluster > 16) mark(kFit, "a cluster of more than 16 queues");
+      }
       if (smem > t.target_smem) mark(kFit, "shared memory overflow");
     }
   }

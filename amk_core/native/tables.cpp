@@ -10,6 +10,14 @@ struct Entry {
 static_assert(sizeof(Entry) == 48);
 }  // namespace
 
+bool Tables::has(const char* name) const {
+  uint32_t n;
+  std::memcpy(&n, data_.data() + 8, 4);
+  for (uint32_t i = 0; i < n; ++i)
+    if (std::strncmp(data_.data() + 16 + size_t{i} * sizeof(Entry), name, sizeof Entry{}.name) == 0) return true;
+  return false;
+}
+
 template <class T>
 std::span<const T> Tables::section(const char* name, uint32_t code) const {
   uint32_t n;
@@ -67,6 +75,7 @@ Tables::Tables(std::string_view data) : data_(data) {
 #undef I64
   affine = section<AffineRow>("affine", 8);
   pools = section<PoolRow>("pools", 8);
+  if (has("clusters") && (clusters = section<int64_t>("clusters", 8)).size() != pools.size()) throw TableError("tables: section clusters is damaged");
   buffers = section<BufferRow>("buffers", 8);
   variables = section<VariableRow>("variables", 8);
   auto text = section<char>("names", 1);

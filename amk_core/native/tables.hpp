@@ -52,9 +52,14 @@ class Tables {
   std::span<const BufferRow> buffers;
   std::span<const VariableRow> variables;
   std::string_view names;  // UTF-8 JSON
+  std::span<const int64_t> clusters;  // a number a pool, or nothing at all
+
+  // Queues of a cluster, each cluster with an equal part of the pool; 0: the pool is not cut.
+  int64_t cluster(int64_t pool) const { return clusters.empty() ? 0 : clusters[size_t(pool)]; }
 
  private:
   std::string_view data_;
+  bool has(const char* name) const;
   template <class T>
   std::span<const T> section(const char* name, uint32_t code) const;
   void check_offsets(std::span<const int64_t> off, int64_t rows, size_t entries, const char* name) const;

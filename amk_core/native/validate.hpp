@@ -107,6 +107,8 @@ struct Model {
 
  private:
   bool references(Report&);
+  i64 part_bytes(i64 pool) const;
+  bool in_reach(i32 task, i64 buffer) const;
   bool counts(Report&);
   void accesses(Report&);
   struct Problem {

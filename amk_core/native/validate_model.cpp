@@ -23,6 +23,21 @@ Finding ref(const char* what, i64 task = -1, i64 buffer = -1, i64 seen = 0, i64 
 
 }  // namespace
 
+// Bytes of the pool that each cluster has, 0 where it is not cut into whole parts.
+i64 Model::part_bytes(i64 pool) const {
+  const PoolRow& p = t.pools[pool];
+  const i64 cluster = t.cluster(pool), clusters = cluster < 1 ? 0 : (t.n_queues + cluster - 1) / cluster;
+  return clusters < 1 || p.per_queue || p.bytes < 1 || p.bytes % clusters ? 0 : p.bytes / clusters;
+}
+
+// Whether the buffer lies in the part of its pool that belongs to the cluster of the task's queue.
+bool Model::in_reach(i32 task, i64 buffer) const {
+  const BufferRow& b = t.buffers[buffer];
+  if (b.pool < 0 || b.pool >= i64(t.pools.size()) || !t.cluster(b.pool) || queue_of[task] < 0) return true;
+  const i64 part = part_bytes(b.pool);
+  return part && b.offset / part == queue_of[task] / t.cluster(b.pool);
+}
+
 bool Model::references(Report& out) {
   auto add = [&](Finding f) { out.add(std::move(f)); };
   if (t.steps < 1 || t.steps >= (i64{1} << 31)) add(ref("steps", -1, -1, t.steps));
@@ -31,8 +46,10 @@ bool Model::references(Report& out) {
     return false;
   }
   steps = t.steps, n = i32(t.n_tasks), q = i32(t.n_queues);
-  for (i64 p = 0; p < i64(t.pools.size()); ++p)
+  for (i64 p = 0; p < i64(t.pools.size()); ++p) {
     if (t.pools[p].bytes < -1) add(ref("pool", -1, -1, p));
+    if (t.cluster(p) && !part_bytes(p)) add(ref("cluster pool", -1, -1, p, t.cluster(p)));
+  }
   for (i64 v = 0; v < i64(t.variables.size()); ++v)
     if (t.variables[v].min > t.variables[v].max || t.variables[v].min < -kMaxAddress || t.variables[v].max > kMaxAddress)
       add(ref("variable", -1, -1, v));
@@ -52,6 +69,8 @@ bool Model::references(Report& out) {
       const i64 size = t.pools[r.pool].bytes;
       if (r.offset < 0 || end > kMaxAddress || (size >= 0 && end > size))
         add(ref("buffer range", -1, b, end > kMaxAddress ? kMaxAddress : i64(end), size));
+      else if (const i64 part = t.cluster(r.pool) ? part_bytes(r.pool) : 0; part && r.offset / part != i64(end - 1) / part)
+        add(ref("buffer part", -1, b, r.offset, part));
     }
   }
 
@@ -78,7 +97,10 @@ bool Model::references(Report& out) {
     for (i64 s = t.sig_off[b]; s < t.sig_off[b + 1]; ++s)
       if (t.sig_counter[s] < 0 || t.sig_counter[s] >= nc) add(ref("signal counter", b, -1, t.sig_counter[s]));
     for (i64 a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a)
-      if (t.acc_buffer[a] < 0 || t.acc_buffer[a] >= nb) add(ref("access buffer", b, -1, t.acc_buffer[a]));
+      if (t.acc_buffer[a] < 0 || t.acc_buffer[a] >= nb)
+        add(ref("access buffer", b, -1, t.acc_buffer[a]));
+      else if (!in_reach(b, t.acc_buffer[a]))
+        add(ref("cluster", b, t.acc_buffer[a]));
     if (t.task_op[b] < 0 || t.task_op[b] > 255) add(ref("op", b, -1, t.task_op[b]));
   }
   for (size_t i = 0; i < t.init_buffer.size(); ++i)

@@ -32,6 +32,7 @@ class Builder:
         self.buffers: list[Buffer] = []
         self.buffer_ids: dict[str, int] = {}
         self.pool_bytes: dict[str, int] = {}
+        self.clusters: dict[str, int] = {}  # queues of a cluster, of the pools that are cut into a part for each
         self.counters: list[str] = []
         self.queues: list[list[int]] = [[] for _ in range(queues)]
         self._op: list[int] = []
@@ -137,7 +138,10 @@ class Builder:
         free = set(unbounded)
         return Schedule(
             steps=steps,
-            pools=tuple(Pool(name, None if name in free else size) for name, size in self.pool_bytes.items()),
+            pools=tuple(
+                Pool(name, None if name in free else size, cluster=self.clusters.get(name, 0))
+                for name, size in self.pool_bytes.items()
+            ),
             buffers=tuple(self.buffers),
             counters=tuple(Counter(name, int(k)) for name, k in zip(self.counters, per_step, strict=True)),
             columns=columns_from(p),

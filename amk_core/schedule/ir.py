@@ -69,11 +69,16 @@ FENCES: Mapping[str, int] = {"proxy.async": 1, "bulk.wait_group": 2, "bulk.wait_
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A memory pool; ``bytes`` is None for an unbounded one.  ``per_queue`` pools (shared memory) exist once per queue."""
+    """A memory pool; ``bytes`` is None for an unbounded one.  ``per_queue`` pools (shared memory) exist once per queue.
+
+    ``cluster``: the pool is cut into equal parts, part k for queues [k * cluster, (k + 1) * cluster) alone.  A card keeps a copy
+    of its cluster's part in the shared memory of each CTA; a write goes to all copies.
+    """
 
     id: str
     bytes: int | None = None
     per_queue: bool = False
+    cluster: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +234,12 @@ class Schedule:
         """Size of a pool by id, 0 for an unbounded one; KeyError where there is none."""
         return {p.id: p.bytes for p in self.pools}[pool] or 0
 
+    def cluster_bytes(self, pool: Pool) -> int:
+        """Bytes that each cluster has of a pool cut into parts; 0 where the parts are not whole."""
+        parts = -(-self.n_queues // pool.cluster) if pool.cluster > 0 else 0
+        size = pool.bytes or 0
+        return size // parts if parts and size > 0 and size % parts == 0 and not pool.per_queue else 0
+
     def variable_names(self) -> list[str]:
         """Flattened names, ``p0[0]``, ``p0[1]`` ..., in the order of flattened variable indices."""
         return [f"{v.name}[{i}]" for v in self.variables for i in range(v.count)]
@@ -369,10 +380,11 @@ class _Reader:
         out = []
         for i, p in enumerate(self.list_(self.d["pools"], "pools")):
             w = f"pools[{i}]"
-            p = self.obj(p, w, frozenset({"id", "bytes", "per_queue"}), required={"id"})
+            p = self.obj(p, w, frozenset({"id", "bytes", "per_queue", "cluster"}), required={"id"})
             size = p.get("bytes")
             size = None if size is None else self.int_(size, f"{w}.bytes")
-            out.append(Pool(self.str_(p["id"], f"{w}.id"), size, self.bool_(p.get("per_queue", False), w)))
+            each, cluster = self.bool_(p.get("per_queue", False), w), self.i32(p.get("cluster", 0), f"{w}.cluster")
+            out.append(Pool(self.str_(p["id"], f"{w}.id"), size, each, cluster))
         if len({p.id for p in out}) != len(out):
             self.defects.append("pools: two pools have the same id")
         return tuple(out)
@@ -656,7 +668,10 @@ def _write(s: Schedule) -> dict[str, Any]:
     out: dict[str, Any] = {
         "format": FORMAT,
         "steps": s.steps,
-        "pools": [{"id": p.id, "bytes": p.bytes, "per_queue": p.per_queue} for p in s.pools],
+        "pools": [
+            {"id": p.id, "bytes": p.bytes, "per_queue": p.per_queue} | ({"cluster": p.cluster} if p.cluster else {})
+            for p in s.pools
+        ],
         "queues": [s.queue(q) for q in range(s.n_queues)],
         "buffers": [
             {

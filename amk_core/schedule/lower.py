@@ -98,7 +98,7 @@ def split_rows(total: int, tiles: int, align: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
 
 
-class _Lowering:
+class Lowering:
     def __init__(
         self, graph: ModelGraph, config: ScheduleConfig, target: Target, geometry: Geometry, mode: Mode, quant: QuantConfig | None
     ) -> None:  # fmt: skip
@@ -111,6 +111,8 @@ class _Lowering:
         self.quant = quant
         self.layer_dtype = stored if quant is None else quant.layers.name
         self.head_dtype = stored if quant is None or quant.head is None else quant.head.name
+        self.limits = target.limits()
+        self.plan: dict[str, int] = {}  # what else the numbers depend on
         self.b = Builder(target.queues)
         self.deal = 0  # where "rotated" placement goes on
         self.m = geometry.rows
@@ -127,52 +129,60 @@ class _Lowering:
         self.fuse_combine = config.fuse_combine and room
 
     # -- buffers
+    def act(self, name: str, shape: tuple[int, ...], dtype: str = "f32") -> int:
+        return self.b.buffer(name, Kind.ACTIVATION, dtype, shape, "act")
+
+    def const(self, name: str, kind: Kind, shape: tuple[int, int], dtype: str = "f32") -> int:
+        return self.b.buffer(name, kind, dtype, shape, "weights", Lifetime.PERSISTENT, initial=True)
+
+    def tag(self, name: str, shape: tuple[int, int]) -> None:
+        self.b.buffer(name, Kind.ACTIVATION, "tag64", shape, "tag", tagged=True)
+
+    def handed_on(self) -> None:
+        """Buffers in which the phases of a layer hand their values on."""
+        g, m, heads, kv, d = self.g, self.m, self.g.n_heads, self.g.n_kv_heads, self.g.head_dim
+        part = (m * heads, self.splits * self.blocks * (d + 2))
+        if self.tagged:
+            self.tag("embedded", (m, g.hidden_size))
+            for i in range(g.n_layers):
+                self.tag(f"L{i}.q", (m, (heads + 2 * kv) * d))  # queries, new keys, new values
+                self.tag(f"L{i}.part", part)
+                self.tag(f"L{i}.attn", (m, heads * d // 2))  # pairs of bf16, like L{i}.act
+                self.tag(f"L{i}.mid", (m, g.hidden_size))
+                self.tag(f"L{i}.act", (m, g.intermediate_size // 2))
+                self.tag(f"L{i}.h", (m, g.hidden_size))
+        else:
+            self.act("h", (m, g.hidden_size))
+            self.act("q", (m, heads * d))
+            self.act("part", part)
+            if not self.fuse_combine:
+                self.act("attn", (m, heads * d))
+            self.act("act", (m, g.intermediate_size))
+
+    def back(self, name: str, k: int) -> None:
+        """A weight whose products go back into the residual stream."""
+        self.const(name, Kind.WEIGHT, (self.g.hidden_size, k), self.layer_dtype)
+
     def buffers(self) -> None:
-        g, geo, b, m = self.g, self.geo, self.b, self.m
+        g, geo, b, m, act, const = self.g, self.geo, self.b, self.m, self.act, self.const
         weight = "f32" if self.mode == "exact" else "bf16"
         d, heads, kv = g.head_dim, g.n_heads, g.n_kv_heads
         per, host = Lifetime.PERSISTENT, Lifetime.HOST
-
-        def act(name: str, shape: tuple[int, ...], dtype: str = "f32") -> int:
-            return b.buffer(name, Kind.ACTIVATION, dtype, shape, "act")
-
-        def const(name: str, kind: Kind, shape: tuple[int, int], dtype: str = "f32") -> int:
-            return b.buffer(name, kind, dtype, shape, "weights", per, initial=True)
-
-        def tag(name: str, shape: tuple[int, int]) -> None:
-            b.buffer(name, Kind.ACTIVATION, "tag64", shape, "tag", tagged=True)
-
         max_blocks = -(-geo.kv_rows // attn_block(self.mode, self.g.head_dim))
         wanted = self.c.attn_splits or max(1, self.t.queues // (geo.batch * kv))
         self.splits = min(wanted, max_blocks)
         self.blocks = -(-max_blocks // self.splits)
-        part = (m * heads, self.splits * self.blocks * (d + 2))
-        if self.tagged:
-            tag("embedded", (m, g.hidden_size))
-            for i in range(g.n_layers):
-                tag(f"L{i}.q", (m, (heads + 2 * kv) * d))  # queries, new keys, new values
-                tag(f"L{i}.part", part)
-                tag(f"L{i}.attn", (m, heads * d // 2))  # pairs of bf16, like L{i}.act
-                tag(f"L{i}.mid", (m, g.hidden_size))
-                tag(f"L{i}.act", (m, g.intermediate_size // 2))
-                tag(f"L{i}.h", (m, g.hidden_size))
-        else:
-            act("h", (m, g.hidden_size))
-            act("q", (m, heads * d))
-            act("part", part)
-            if not self.fuse_combine:
-                act("attn", (m, heads * d))
-            act("act", (m, g.intermediate_size))
+        self.handed_on()
         const("embed", Kind.TABLE, (g.vocab_size, g.hidden_size), weight)
         const("rope.cos", Kind.TABLE, (geo.kv_rows, d // 2))
         const("rope.sin", Kind.TABLE, (geo.kv_rows, d // 2))
         for i in range(g.n_layers):
             const(f"L{i}.attn_norm", Kind.TABLE, (1, g.hidden_size))
             const(f"L{i}.qkv", Kind.WEIGHT, ((heads + 2 * kv) * d, g.hidden_size), self.layer_dtype)
-            const(f"L{i}.o", Kind.WEIGHT, (g.hidden_size, heads * d), self.layer_dtype)
+            self.back(f"L{i}.o", heads * d)
             const(f"L{i}.mlp_norm", Kind.TABLE, (1, g.hidden_size))
             const(f"L{i}.gate_up", Kind.WEIGHT, (2 * g.intermediate_size, g.hidden_size), self.layer_dtype)
-            const(f"L{i}.down", Kind.WEIGHT, (g.hidden_size, g.intermediate_size), self.layer_dtype)
+            self.back(f"L{i}.down", g.intermediate_size)
             for name in ("k", "v"):
                 cache = b.buffer(f"L{i}.{name}", Kind.KV, weight, (geo.batch * geo.kv_rows, kv * d), "kv", per)
                 for seq in range(geo.batch):
@@ -342,7 +352,7 @@ class _Lowering:
 
     def schedule(self) -> Schedule:
         self.buffers()
-        g, geo, ids, c, m, b = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.b
+        g, geo, ids, c, m = self.g, self.geo, self.b.buffer_ids, self.c, self.m
         decode = geo.purpose == "decode"
         embed_cuts = split_rows(g.hidden_size, max(c.embed_tiles, m if self.tagged else 1), c.row_align)
         start: list[Wait] = []  # filled below: the last phase of the step before, whose counter does not exist yet
@@ -356,7 +366,6 @@ class _Lowering:
         before: Sequence[Wait] = self.phase("embed", "embed", embed, start, joined=not self.tagged)
         for i in range(g.n_layers):
             before = self.layer(i, before)
-        stop = None
         if geo.purpose != "prefill":
             head = [
                 {
@@ -367,6 +376,12 @@ class _Lowering:
                 for j, (a, e) in enumerate(self.head_tiles)
             ]  # fmt: skip
             before = self.phase("lm_head", "head", head, before)
+        return self.finish(before, start)
+
+    def finish(self, before: Sequence[Wait], start: list[Wait]) -> Schedule:
+        """The sampler behind ``before``; ``start``, the waits of the next step's first tasks, is filled."""
+        g, geo, ids, c, m, b = self.g, self.geo, self.b.buffer_ids, self.c, self.m, self.b
+        decode, stop = geo.purpose == "decode", None
         if decode:
             if self.tagged:  # the sampler is ordered behind every task of the step, so the next step may write all values anew
                 drained = b.drain(before[0][0])
@@ -388,11 +403,11 @@ class _Lowering:
         )
         meta: dict[str, int | str] = {
             "model": g.name, "purpose": geo.purpose, "mode": self.mode, "batch": geo.batch, "chunk": geo.chunk,
-            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": attn_block(self.mode, self.g.head_dim),
+            "context": geo.context, "kv_rows": geo.kv_rows, "attn_block": attn_block(self.mode, self.g.head_dim), **self.plan,
         }  # fmt: skip
         if self.quant is not None:
             meta["weights"] = str(self.quant)
-        return b.build(geo.max_steps, ("weights",), variables, self.t.limits(), stop, meta)
+        return b.build(geo.max_steps, ("weights",), variables, self.limits, stop, meta)
 
 
 def lower(
@@ -416,10 +431,11 @@ def lower(
     Raises:
         ValueError: context beyond what the model was trained for, or an impossible geometry.
     """
-    return _Lowering(graph, config or ScheduleConfig(), target or Target.cpu(), geometry or Geometry(), mode, quant).schedule()
+    return Lowering(graph, config or ScheduleConfig(), target or Target.cpu(), geometry or Geometry(), mode, quant).schedule()
 
 
 def hops(schedule: Schedule) -> int:
-    """Dependent phases of one layer: 5, or 6 with separate combine tasks."""
+    """Dependent phases of one layer: 5, or 6 with separate combine tasks; 8 with ranks, of which 2 cross them."""
     codes = set(schedule.columns.task_op.tolist())
-    return sum(CODES[op] in codes for op in ("qkv", "attn", "attn_combine", "gate_up", "down_proj")) + 1
+    ops = ("qkv", "attn", "attn_combine", "gate_up", "down_proj", "o_part", "o_sum", "down_part", "down_sum")
+    return sum(CODES[op] in codes for op in ops) + int(CODES["o_part"] not in codes)

@@ -14,6 +14,10 @@ _REF: Mapping[str, str] = {
     "steps": "steps is {have}, required is 1 to 2^31 - 1",
     "size": "more tasks or queues than the tables can hold",
     "pool": "pool {have} has a negative size",
+    "cluster pool": "pool {have} is to have a part for each cluster of {need} queues; required are a positive cluster,"
+    " no per_queue, and a size of whole parts",
+    "buffer part": "{buffer}: it begins at byte {have} and ends in another part of its pool; each cluster has {need} bytes",
+    "cluster": "{a} reaches {buffer}, which lies in the memory of another cluster",
     "variable": "variable {have}: min is above max, or a bound is out of range",
     "shape": "{buffer}: its shape, element size, kind or lifetime makes no sense",
     "buffer pool": "{buffer}: its pool is not declared",

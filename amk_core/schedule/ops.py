@@ -10,6 +10,10 @@ identity it needs.  Rule FLOW compares them byte by byte with the last must-orde
 Layouts.  ``m = batch * chunk`` rows a step; row r is token ``r % chunk`` of sequence ``r // chunk``.  Query and key heads are
 stored pair-interleaved: element pair (2i, 2i+1) of a head is (i, i + head_dim/2) of the HuggingFace layout, so a rotary pair is
 adjacent and a tile of any even size is closed under rotation.  Gate and up rows alternate: row 2j is gate j, row 2j+1 is up j.
+
+Parts.  Where ranks share a model, a rank multiplies a piece [k0, k1) of K (``o_part``, ``down_part``) with columns of the weight
+that have a buffer of their own, and leaves its sums in rows [part * m, (part + 1) * m); ``o_sum`` and ``down_sum`` add the n parts
+of an element to the residual stream, in a fixed tree.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 WRITE, MAYBE = 1, 2  # the same bits as ir.WRITE and ir.MAYBE
+MAX_PARTS = 16  # partial sums of an element: places of the tree in which they are added
 MAX_BATCH = 256  # sequences of one launch; a contract lists the cache rows of each
 
 
@@ -54,7 +59,7 @@ class OpSpec:
     params: tuple[str, ...]
     floats: frozenset[str]
     contract: Contract
-    weight: str = ""  # canonical name of the weight the op streams, with {layer}; "" for none
+    weight: str = ""  # canonical name of the weight the op streams, with {layer} and other parameters; "" for none
 
     def encode(self, params: Mapping[str, Any]) -> list[int]:
         """Parameters as int32 words in table order (floats as their bit pattern)."""
@@ -80,7 +85,7 @@ class OpSpec:
 
 CODES = {
     "opaque": 0, "embed": 1, "qkv": 2, "attn": 3, "attn_combine": 4, "o_proj": 5, "o_proj_combine": 6,
-    "gate_up": 7, "down_proj": 8, "lm_head": 9, "sample": 10,
+    "gate_up": 7, "down_proj": 8, "lm_head": 9, "sample": 10, "o_part": 11, "down_part": 12, "o_sum": 13, "down_sum": 14,
 }  # fmt: skip
 LAYER_BITS = 16
 
@@ -235,6 +240,40 @@ def _sample(p: Mapping[str, Ints]) -> list[Access]:
     ]
 
 
+def _part(p: Mapping[str, Ints], needed: str, produced: str) -> list[Access]:
+    m, layer = p["m"], p["layer"]
+    return [
+        Access(p["x"], (0, m), (p["k0"], p["k1"]), value(needed, layer)),
+        Access(p["w"], (p["row0"], p["row1"]), (0, p["k1"] - p["k0"])),
+        Access(p["out"], (p["part"] * m, (p["part"] + 1) * m), (p["row0"], p["row1"]), value(produced, layer), write=True),
+    ]
+
+
+def _sum(p: Mapping[str, Ints], parts: str, before: Any, produced: str) -> list[Access]:
+    m, layer, cols = p["m"], p["layer"], (p["col0"], p["col1"])
+    return [
+        Access(p["parts"], (0, p["n"] * m), cols, value(parts, layer)),
+        Access(p["h"], (0, m), cols, before),
+        Access(p["out"], (0, m), cols, value(produced, layer), write=True),
+    ]
+
+
+def _o_part(p: Mapping[str, Ints]) -> list[Access]:
+    return _part(p, "attn_combine", "o_part")
+
+
+def _down_part(p: Mapping[str, Ints]) -> list[Access]:
+    return _part(p, "gate_up", "down_part")
+
+
+def _o_sum(p: Mapping[str, Ints]) -> list[Access]:
+    return _sum(p, "o_part", hidden_in(p["layer"]), "o_proj")
+
+
+def _down_sum(p: Mapping[str, Ints]) -> list[Access]:
+    return _sum(p, "down_part", value("o_proj", p["layer"]), "down_proj")
+
+
 CONTROL_WORDS = 8  # per sequence: temperature(f32), top_k, top_p(f32), seed low, seed high, reserved x 3
 
 
@@ -263,6 +302,10 @@ SPECS: tuple[OpSpec, ...] = (
     _spec("down_proj", "x w h out m row0 row1 k layer packed", _down_proj, "", "L{layer}.down"),
     _spec("lm_head", "h norm_w w logits amax m row0 row1 tile ring hidden layer eps", _lm_head, "eps", "head"),
     _spec("sample", "logits amax control stop_ids token out stop done m tiles vocab n_stop_ids pos_var", _sample),
+    _spec("o_part", "x w out m row0 row1 k0 k1 part layer", _o_part, "", "L{layer}.o.{k0}-{k1}"),
+    _spec("down_part", "x w out m row0 row1 k0 k1 part layer", _down_part, "", "L{layer}.down.{k0}-{k1}"),
+    _spec("o_sum", "parts h out m col0 col1 n layer", _o_sum),
+    _spec("down_sum", "parts h out m col0 col1 n layer", _down_sum),
 )  # fmt: skip
 BY_NAME: Mapping[str, OpSpec] = {s.name: s for s in SPECS}
 BY_CODE: Mapping[int, OpSpec] = {s.code: s for s in SPECS}
@@ -370,12 +413,16 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
     checks += [
         (f"{name} is 0 or 1", (p[name] == 0) | (p[name] == 1)) for name in ("feed", "ring", "partial", "packed") if name in p
     ]
-    for first, last in (("row0", "row1"), ("col0", "col1")):
+    for first, last in (("row0", "row1"), ("col0", "col1"), ("k0", "k1")):
         if first in p:
             checks.append((f"0 <= {first} < {last}", (p[first] >= 0) & (p[first] < p[last])))
     for part, whole in (("seq", "batch"), ("kv_head", "n_kv"), ("split", "splits")):
         if part in p and whole in p:
             checks.append((f"0 <= {part} < {whole}", (p[part] >= 0) & (p[part] < p[whole])))
+    if "n" in p:
+        checks.append((f"1 <= n <= {MAX_PARTS}", (p["n"] >= 1) & (p["n"] <= MAX_PARTS)))
+    if "part" in p and "k0" in p:
+        checks.append((f"0 <= part < {MAX_PARTS}", (p["part"] >= 0) & (p["part"] < MAX_PARTS)))
     if "packed" in p and "row0" in p:
         even = (p["row0"] % 2 == 0) & (p["row1"] % 2 == 0)
         checks.append(("a tile of packed pairs starts and ends at a pair", (p["packed"] == 0) | even))
@@ -418,8 +465,8 @@ def problems(s: Schedule) -> list[tuple[int, str]]:
         out += [(int(ids[k]), text) for k, text in _out_of_range(p, sum(v.count for v in s.variables))]
         if not spec.weight:
             continue
-        for t, w, layer in zip(ids, p["w"], p["layer"], strict=True):
-            want = spec.weight.format(layer=int(layer))
+        for k, (t, w) in enumerate(zip(ids, p["w"], strict=True)):
+            want = spec.weight.format(**{name: int(column[k]) for name, column in p.items()})
             seen = s.buffers[w].name if 0 <= w < len(s.buffers) else f"#{w}"
             if seen != want:
                 out.append((int(t), f"streams weight {seen}, required is {want}"))

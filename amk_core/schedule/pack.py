@@ -202,6 +202,9 @@ def interleave_pairs(rows: Matrix, heads: int) -> Matrix:
 def logical_weight(graph: ModelGraph, get: Callable[[str], Matrix], name: str) -> Matrix:
     """A weight buffer of the schedule, [rows, k] in the row order of ops.py, from the checkpoint's matrices by canonical name."""
     layer, _, part = name.rpartition(".")
+    first, dash, last = part.partition("-")
+    if dash:  # columns of a matrix that ranks share
+        return get(layer)[:, int(first) : int(last)]
     if name == "head":
         return get("embed" if graph.tied_head else "head")
     if part == "qkv":

@@ -60,10 +60,12 @@ def _structure(s: Schedule) -> set[str]:
     ref |= sorted(c.queue_task.tolist()) != list(tasks)
     ref |= any(v.min > v.max for v in variables)
     ref |= any(p.bytes is not None and p.bytes < 0 for p in s.pools)
+    ref |= any(p.cluster and not s.cluster_bytes(p) for p in s.pools)
     for b in s.buffers:
         size = pools[b.pool].bytes if b.pool in pools else None
         ref |= b.pool not in pools or b.offset < 0 or (size is not None and b.offset + b.bytes > size)
     ref |= any(int(x) not in buffers for x in (*c.acc_buffer, *c.init_buffer))
+    ref = ref or _beyond_cluster(s)
     ref |= any(int(x) not in counters for x in (*c.wait_counter, *c.sig_counter)) or any(int(e) not in (0, -1) for e in c.wait_e)
     if s.stop is not None:
         ref |= s.stop[0] not in buffers or s.stop[1] not in tasks
@@ -91,6 +93,24 @@ def _structure(s: Schedule) -> set[str]:
             if not _inside(s, int(c.init_buffer[x]), _plane(s, "init", x, 0, v)):
                 return {"REF"}
     return rules
+
+
+def _beyond_cluster(s: Schedule) -> bool:
+    """A buffer lies in two parts of its pool, or a task reaches into the part of another cluster."""
+    c, pools = s.columns, {p.id: p for p in s.pools}
+    part: dict[int, int] = {}
+    for i, b in enumerate(s.buffers):
+        p = pools[b.pool]
+        if p.cluster:
+            part[i] = b.offset // s.cluster_bytes(p)
+            if (b.offset + b.bytes - 1) // s.cluster_bytes(p) != part[i]:
+                return True
+    return any(
+        int(x) in part and part[int(x)] != q // pools[s.buffers[int(x)].pool].cluster
+        for q in range(s.n_queues)
+        for t in s.queue(q)
+        for x in c.acc_buffer[int(c.acc_off[t]) : int(c.acc_off[t + 1])]
+    )
 
 
 def _assignments(s: Schedule) -> Iterator[list[int]]:
@@ -208,7 +228,9 @@ class _Dynamic:
         if self.s.target is None:
             return
         smem = sum(math.inf if p.bytes is None else p.bytes for p in self.s.pools if p.per_queue)
-        if self.s.n_queues > self.s.target.sms or smem > self.s.target.smem_bytes:
+        smem += sum(self.s.cluster_bytes(p) for p in self.s.pools if p.cluster)
+        wide = any(p.cluster > 16 for p in self.s.pools)
+        if self.s.n_queues > self.s.target.sms or smem > self.s.target.smem_bytes or wide:
             self.found.add("FIT")
 
     # -- bytes

@@ -9,6 +9,7 @@ section    dtype    content
 =========  =======  ==================================================================================================
 header     int64    steps, n_tasks, n_queues, stop buffer, stop task, target sms, target smem bytes (-1: absent)
 pools      int64    [n, 2]: bytes (-1: unbounded), per_queue
+clusters   int64    [n]: queues of a cluster, of pools with a part for each, else 0; left out where there is none
 buffers    int64    [n, 9]: kind, dtype index, bits per element, rows, cols, pool index (-1: unknown), offset, lifetime, tagged
 counters   int64    [n]: per_step
 variables  int64    [n flattened, 2]: min, max
@@ -94,6 +95,8 @@ def pack(s: Schedule) -> bytes:
     target = (s.target.sms, s.target.smem_bytes) if s.target else (-1, -1)
     sections["header"] = np.array([s.steps, s.n_tasks, s.n_queues, *stop, *target], np.int64)
     sections["pools"] = np.array([[-1 if p.bytes is None else p.bytes, p.per_queue] for p in s.pools], np.int64).reshape(-1)
+    if any(p.cluster for p in s.pools):
+        sections["clusters"] = np.array([p.cluster for p in s.pools], np.int64)
     sections["buffers"] = np.array(
         [
             [b.kind, DTYPES.index(b.dtype), DTYPE_BITS[b.dtype], b.rows, b.cols, pool_index.get(b.pool, -1), b.offset,
@@ -130,6 +133,7 @@ def unpack(data: bytes) -> Schedule:
         cols = {n: s[n].astype(d) for n, d in COLUMN_DTYPES.items()}
         cols["affine"] = cols["affine"].reshape(-1, AFFINE_FIELDS)
         var_range = s["variables"].reshape(-1, 2)
+        clusters = s.get("clusters", np.zeros(len(names["pools"]), np.int64))
         variables, at = [], 0
         for name, count in names["variables"]:
             variables.append(Variable(name, count, int(var_range[at, 0]), int(var_range[at, 1])))
@@ -137,8 +141,8 @@ def unpack(data: bytes) -> Schedule:
         return Schedule(
             steps=head[0],
             pools=tuple(
-                Pool(n, None if b < 0 else int(b), bool(q))
-                for n, (b, q) in zip(names["pools"], s["pools"].reshape(-1, 2), strict=True)
+                Pool(n, None if b < 0 else int(b), bool(q), int(c))
+                for n, (b, q), c in zip(names["pools"], s["pools"].reshape(-1, 2), clusters, strict=True)
             ),
             buffers=tuple(
                 Buffer(

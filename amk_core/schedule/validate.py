@@ -21,6 +21,8 @@ from amk_core.schedule.tables import pack, table_hash
 
 RULES = ("REF", "COUNT", "LIVE", "RACE", "TAG", "COVER", "FLOW", "RO", "STOP", "FIT", "PROXY")
 ARCHES = frozenset({"cpu", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"})
+CLUSTER_ARCHES = ARCHES - {"sm_80", "sm_86", "sm_89"}
+MAX_CLUSTER = 16
 MAX_PER_RULE = 20  # findings kept per rule; Verdict.counts has the totals
 
 
@@ -186,9 +188,14 @@ def _fit(s: Schedule) -> list[Finding]:
     unbounded = [p.id for p in shared if p.bytes is None]
     if unbounded:
         out.append(f"per-queue pool {unbounded[0]!r} has no size; shared memory must be bounded")
-    size = sum(p.bytes or 0 for p in shared)
+    size = sum(p.bytes or 0 for p in shared) + sum(s.cluster_bytes(p) for p in s.pools if p.cluster)
     if size > t.smem_bytes:
-        out.append(f"per-queue pools need {size} bytes of shared memory, the target has {t.smem_bytes}")
+        out.append(f"pools need {size} bytes of shared memory a queue, the target has {t.smem_bytes}")
+    for p in s.pools:
+        if p.cluster > MAX_CLUSTER:
+            out.append(f"pool {p.id!r} is for clusters of {p.cluster} queues, a card has at most {MAX_CLUSTER}")
+        if p.cluster and t.arch not in CLUSTER_ARCHES:
+            out.append(f"pool {p.id!r} needs clusters, which {t.arch} does not have; {', '.join(sorted(CLUSTER_ARCHES))} do")
     return [Finding("FIT", f"FIT {text}") for text in out]
 
 

@@ -54,6 +54,8 @@ class DeviceBuffers:
         for p in s.pools:
             if p.bytes is not None and extent[p.id] > p.bytes:
                 raise ProgramError(f"buffers of pool {p.id!r} end at byte {extent[p.id]} of {p.bytes}")
+            if p.cluster and extent[p.id]:
+                raise ProgramError(f"pool {p.id!r} is for clusters of {p.cluster} queues; the device VM launches none yet")
             if p.per_queue and extent[p.id]:
                 raise ProgramError(f"pool {p.id!r} is per queue; the device VM manages shared memory itself")
             if p.id in pools:

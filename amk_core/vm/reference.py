@@ -168,6 +168,20 @@ class Step:
         seqs = [np.concatenate([self.merged(s, h) for h in range(p["n_kv"])], axis=1) for s in range(p["batch"])]
         self.residual(np.concatenate(seqs))
 
+    def o_part(self) -> None:
+        p, m = self.p, self.p["m"]
+        x = self.matmul_input(self.x("x")[:m, p["k0"] : p["k1"]])
+        self.buf("out")[p["part"] * m : (p["part"] + 1) * m, p["row0"] : p["row1"]] = x @ self.x("w")[p["row0"] : p["row1"]].T
+
+    down_part = o_part
+
+    def o_sum(self) -> None:
+        p, m, cols = self.p, self.p["m"], slice(self.p["col0"], self.p["col1"])
+        parts = self.x("parts")[: p["n"] * m, cols].reshape(p["n"], m, -1).sum(axis=0)
+        self.buf("out")[:m, cols] = self.x("h")[:m, cols] + parts
+
+    down_sum = o_sum
+
     def gate_up(self) -> None:
         p = self.p
         x = self.matmul_input(rmsnorm(self.x("h")[: p["m"], : p["hidden"]], self.x("norm_w")[0, : p["hidden"]], p["eps"]))

@@ -75,7 +75,7 @@ class Lab:
         params = dict(case.params)
         self.names = case.buffer_params()
         for n in self.names:
-            name = spec.weight.format(layer=params.get("layer", 0)) if n == "w" else n
+            name = spec.weight.format(**params) if n == "w" else n
             pool = "weights" if n == "w" else "main"
             params[n] = b.buffer(
                 name, kinds.get(n, Kind.ACTIVATION), case.dtype(n), case.arrays[n].shape, pool, Lifetime.PERSISTENT
@@ -231,6 +231,16 @@ def make_case(op: str, shape: str = "plain", seed: int = 0, mode: str = "exact")
         params = {"m": m, "row0": 3, "row1": hidden - 5, "k": k, "layer": 1, "packed": 0}
         arrays = {"x": normal(rng, m, k), "w": normal(rng, hidden, k, scale=0.2), "h": normal(rng, m, hidden)}
         return Case(op, params, arrays, {"w": weight}, [], step, mode)
+    if op in ("o_part", "down_part"):
+        k0, k1 = {"plain": (0, 64), "odd": (7, 82), "large": (100, 2600)}[shape]
+        params = {"m": m, "row0": 3, "row1": hidden - 5, "k0": k0, "k1": k1, "part": 1 if odd else 0, "layer": 1}
+        arrays = {"x": normal(rng, m, k1 + 9), "w": normal(rng, hidden, k1 - k0, scale=0.2), "out": normal(rng, 3 * m, hidden)}
+        return Case(op, params, arrays, {"w": weight}, [], step, mode)
+    if op in ("o_sum", "down_sum"):
+        parts = {"plain": 1, "odd": 7, "large": ops.MAX_PARTS}[shape]
+        params = {"m": m, "col0": 2, "col1": hidden - 3, "n": parts, "layer": 1}
+        arrays = {"parts": normal(rng, (parts + 1) * m, hidden), "h": normal(rng, m, hidden)}
+        return Case(op, params, arrays, {}, [], step, mode)
     if op == "gate_up":
         inter = 37 if odd else 40
         params = {"m": m, "row0": 2, "row1": inter - 3, "hidden": hidden, "layer": 1, "packed": 0, "eps": 0.03}
