@@ -80,6 +80,13 @@ def _bulk() -> list[Json]:
             n.task(0, [access(x, ONE, proxy="async")], fences=list(fences))
             n.task(0)
             out.append(n.json())
+    for fences in ((), ("proxy.async",)):  # what is read was stored asynchronously over what the step before wrote
+        n = Net(1, 2)
+        x = n.buffer(1, lifetime="persistent")
+        n.task(0, [], [access(x, ONE, proxy="async")], fences=["bulk.wait_group"])
+        n.task(0, [access(x, ONE, proxy="async")], fences=list(fences))
+        n.task(0, [], [access(x, ONE)])
+        out.append(n.json())
     for followed in (False, True):  # the first task of another queue stores last
         for signals in (False, True):
             n = Net(2)

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from amk_bench.adversary import run as attack
 from amk_bench.adversary.net import Json
 from amk_bench.adversary.regressions import REGRESSIONS
-from amk_bench.mutation import aimed, checker, directed, exact, phases, small
+from amk_bench.mutation import aimed, aimed_kinds, checker, directed, exact, phases, small
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.limits import VALIDATOR
 from amk_bench.mutation.native import words
@@ -48,7 +50,7 @@ def _bits(rules: frozenset[str] | set[str]) -> int:
     return sum(1 << k for k, r in enumerate(RULES) if r in rules)
 
 
-def shared_rules(s: Schedule, native: frozenset[str], seen: frozenset[str]) -> tuple[int, int]:
+def _shared_rules(s: Schedule, native: frozenset[str], seen: frozenset[str]) -> tuple[int, int]:
     """(rules, kept): those on which the native validator and the oracle or the reference agree, or have to."""
     if native == seen:
         return _bits(native), _bits(set(RULES))
@@ -95,7 +97,7 @@ def truth(s: Schedule, tables: bytes) -> Truth | None:
         return Truth(label.safe)
     if label.safe != native.accepted:
         raise RuntimeError(f"the oracle says {sorted(label.rules)}, the validator {native}: {s.to_json()}")
-    return Truth(label.safe, *shared_rules(s, native.rules, label.rules))
+    return Truth(label.safe, *_shared_rules(s, native.rules, label.rules))
 
 
 def damaged_truth(tables: bytes, senseless: bool) -> Truth | None:
@@ -119,6 +121,34 @@ def damaged_truth(tables: bytes, senseless: bool) -> Truth | None:
     if not accepted and not seen:
         return None  # widths that their data type has not, or a decision to stop of no bytes
     return Truth(not seen, *((_bits(seen), _bits(set(RULES))) if seen == counts.keys() else (-1, -1)))
+
+
+def tables_truth(tables: bytes) -> Truth | None:
+    """What is known of tables whose values may have any names.
+
+    Raises:
+        RuntimeError: the native validator is wrong.
+    """
+    answer = _native.validate(tables, True)
+    bits, _, undecided, notes = _native.oracle(tables, MAX_STATES, True)
+    seen, found = {rule for k, rule in enumerate(oracle.RULES) if bits >> k & 1}, answer["findings"]
+    if answer["accepted"]:
+        arrays = [np.asarray(answer[k]) for k in ("replay", "row", "row_off", "row_queue", "row_value")]
+        n_tasks, queues = arrays[1].size // max(1, answer["unroll"]), read_sections(MAGIC, tables)["queue_off"].size - 1
+        if _native.check_certificate(tables, answer["unroll"], n_tasks, queues, *arrays):
+            return None  # beyond a limit of the checker
+        if seen:
+            raise RuntimeError(f"the oracle says {sorted(seen)} of what is accepted: {list(notes)}")
+        return Truth(True, 0, _bits(set(RULES)))
+    if undecided:
+        return None
+    if all(f["undecided"] for f in found):
+        return Truth(not seen)
+    if not seen and ((read_sections(MAGIC, tables)["buffers"].reshape(-1, 9)[:, 2] == 4).any() or found[0]["what"] == "dead"):
+        return None  # the oracle looks at bytes, not at elements, and takes a write of no bytes for an effect
+    if not seen:
+        raise RuntimeError(f"the oracle finds nothing where the validator says {found}")
+    return Truth(False, _bits(seen), _bits(set(RULES))) if seen == answer["counts"].keys() else Truth(False)
 
 
 def _named(per_class: int, seed: int) -> Iterator[tuple[Json, bool]]:
@@ -151,6 +181,9 @@ def _schedules(per_class: int, seed: int) -> Iterator[tuple[Schedule, bool]]:
 def aimed_cases() -> Iterator[list[int]]:
     """Those aimed at mutants that nothing else notices."""
     yield from _judged(((s, True) for s in aimed.schedules()), random.Random(SEED))
+    for tables in aimed_kinds.chosen():
+        if (known := tables_truth(tables)) is not None:
+            yield from (words(known.safe, known.rules, known.kept, tables, None, setting) for setting in SETTINGS)
 
 
 def _judged(schedules: Iterable[tuple[Schedule, bool]], rng: random.Random) -> Iterator[list[int]]:

@@ -262,6 +262,10 @@ struct Checker {
   void scan(const std::vector<Item>&, const Cell&, const ScanOptions&);
   void group_moving(const Group&);
   bool moved_into(const Group&, i32 rect) const;
+  // A value of another name, or the same value through another buffer, than this read wants.
+  bool foreign(const Access& w, const Access& read) const {
+    return read.label >= 0 && (w.label != read.label || m.rects[w.rect].buffer != m.rects[read.rect].buffer);
+  }
   void concrete(const Group&, const std::vector<char>& wanted);
   bool overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact);
   Meet meet_any(const Rect& x, const Rect& y, i64 k_min);

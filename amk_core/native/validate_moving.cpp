@@ -153,7 +153,7 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
   if (read.label >= 0)
     for (i32 y : g.rects) {
       for (i32 w : acc_of[y]) {
-        if (!m.acc[w].write() || (m.acc[w].label == read.label && m.rects[y].buffer == rect.buffer)) continue;
+        if (!m.acc[w].write() || !foreign(m.acc[w], read)) continue;
         if (flow_ok && meet_any(m.rects[y], rect, 0).any) flow_ok = false;
       }
     }

@@ -73,7 +73,10 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
   auto eligible = [&](const Item& w, const Item& r) {  // what is read through a step buffer does not survive the step
     return w.step == r.step || !m.step_lifetime(m.rects[m.acc[r.acc].rect].buffer);
   };
-  i32 generic = -1;  // a write to these bytes through the generic proxy
+  i32 generic = -1, before = -1;  // a write to these bytes through the generic proxy: so far, and in the step before
+  if (o.second_pass)
+    for (const Item& w : items)
+      if (m.acc[w.acc].write() && !(m.acc[w.acc].flags & kAsync)) before = w.acc;
   const int passes = o.second_pass ? 2 : 1;
   for (int pass = 0; pass < passes; ++pass)
     for (const Item& raw : items) {
@@ -101,7 +104,12 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         race(writers.back().acc, writers.back().step, it.acc, it.step, cell.lo, cell.hi);
       reads.push_back(it);
       const bool async = (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
-      if (o.race && async && generic >= 0) data(kProxy, "fence", it.acc, it.step, generic, it.step, cell.lo, cell.hi);
+      if (o.race && async && pass == 0) {
+        if (generic >= 0)
+          data(kProxy, "fence", it.acc, it.step, generic, it.step, cell.lo, cell.hi);
+        else if (before >= 0)
+          data(kProxy, "fence", it.acc, it.step + 1, before, it.step, cell.lo, cell.hi);
+      }
       if (!o.data || (o.skip_data && (*o.skip_data)[it.acc])) continue;
       const i32 buffer = m.rects[a.rect].buffer;
       const bool step_buffer = m.step_lifetime(buffer);
@@ -113,19 +121,14 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         // a race on the bytes is reported as such; here only what no order could repair
         if (!ok) data(kCover, o.initial ? "poison" : "read", it.acc, o.initial && step_buffer ? std::max<i64>(it.step, 1) : it.step, -1, 0, cell.lo, cell.hi);
       }
-      if (a.label < 0 && !need_flow) continue;
-      if (pass == 1 && step_buffer) continue;
       bool found = false;
       for (size_t k = writers.size(); k-- > 0;) {
         const Item& w = writers[k];
         const Access& wa = m.acc[w.acc];
-        if (!eligible(w, it)) {
-          if (step_buffer) break;
-          continue;
-        }
+        if (!eligible(w, it)) break;
         if (!after(k)) continue;
         feeds(wa.task, a.task);
-        if (a.label >= 0 && (wa.label != a.label || m.rects[wa.rect].buffer != buffer)) {
+        if (foreign(wa, a)) {
           data(kFlow, m.rects[wa.rect].buffer != buffer ? "alias" : "value", it.acc, it.step, w.acc, w.step, cell.lo, cell.hi);
           found = true;
           break;
@@ -194,16 +197,13 @@ void Checker::group_static(const Group& g) {
     std::vector<i32> open;
     for (i32 x : rects) {
       const bool poisoned = m.step_lifetime(m.rects[x].buffer) && horizon > 1;
-      bool ok = !poisoned;
-      if (ok) ok = std::any_of(g.init.begin(), g.init.end(), [&](i32 i) { return contains(m.rects[i], m.rects[x]); });
-      if (!ok) open.push_back(x);
+      if (poisoned || std::none_of(g.init.begin(), g.init.end(), [&](i32 i) { return contains(m.rects[i], m.rects[x]); })) open.push_back(x);
     }
     rects = std::move(open);
     if (rects.empty()) return;
   }
   for (size_t k = 0; k < rects.size(); ++k) add_rect(rects[k], i32(k));
-  for (i32 x : g.init)
-    if (!m.rects[x].moves()) add_rect(x, i32(first_init));
+  for (i32 x : g.init) add_rect(x, first_init);  // one that moves is written down as [0, 0)
   Bundles bundles(*this, rects);
   std::vector<char> has_write(rects.size(), 0);
   for (size_t k = 0; k < rects.size(); ++k) has_write[k] = !bundles.writes(i32(k)).empty();
@@ -213,7 +213,7 @@ void Checker::group_static(const Group& g) {
     if (!cells(m, shapes, sub_byte && round == 0, parts)) return undecided();
     std::vector<Item> items, merged;
     std::vector<i32> lists;
-    auto less = [&](const Item& a, const Item& b) { return a.step != b.step ? a.step < b.step : key(a.acc) < key(b.acc); };
+    auto less = [&](const Item& a, const Item& b) { return key(a.acc) < key(b.acc); };
     auto gather = [&](const Cell& cell, bool all) {  // accesses in replay order; those of long read lists only if all are wanted
       items.clear(), lists.clear();
       for (i32 id : cell.ids) {
@@ -229,7 +229,7 @@ void Checker::group_static(const Group& g) {
       }
     };
     for (const Cell& cell : parts) {
-      o.initial = !cell.ids.empty() && cell.ids.back() == first_init;
+      o.initial = cell.ids.back() == first_init;
       bool writes = false, step_buffers = false;
       for (i32 id : cell.ids)
         if (id != first_init) writes |= has_write[id], step_buffers |= m.step_lifetime(m.rects[rects[id]].buffer);
@@ -239,11 +239,9 @@ void Checker::group_static(const Group& g) {
         if (bundles.scan(items, lists, o)) continue;
       }
       gather(cell, true);
-      if (clocks.unroll > 1) {
-        const size_t one = items.size();
-        for (i64 s = 1; s < clocks.unroll; ++s)
-          for (size_t k = 0; k < one; ++k) items.push_back({items[k].acc, i32(s)});
-      }
+      const size_t one = items.size();
+      for (i64 s = 1; s < clocks.unroll; ++s)
+        for (size_t k = 0; k < one; ++k) items.push_back({items[k].acc, i32(s)});
       scan(items, cell, o);
     }
   }

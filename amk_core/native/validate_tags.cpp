@@ -6,6 +6,17 @@
 
 namespace amk::validate {
 
+namespace {
+
+// Of writers by step: how many wrote a tag up to this one.
+size_t up_to(const std::vector<Item>& writers, i64 tag) {
+  return size_t(std::upper_bound(writers.begin(), writers.end(), tag, [](i64 t, const Item& w) { return t < w.step; }) - writers.begin());
+}
+
+i64 tag_of(const Access& read, i64 step) { return read.flags & kPrevEpoch ? step - 1 : step; }
+
+}  // namespace
+
 // All reads of a list, in every step: does each find its tag, from the writer it wants, and is it over before the next writer starts?
 // False: perhaps not.
 bool Checker::together(Bundles& bundles, i32 list, const std::vector<Item>& writers, i64 span, bool initial, std::vector<char>& was_read) {
@@ -14,27 +25,21 @@ bool Checker::together(Bundles& bundles, i32 list, const std::vector<Item>& writ
   const Access& first = m.acc[reads[0]];
   if (b.mixed || b.maybe || b.async || std::any_of(reads.begin(), reads.end(), [&](i32 a) { return m.acc[a].flags != first.flags; })) return false;
   for (i64 s = 0; s < span; ++s) {
-    const i64 tag = s - ((first.flags & kPrevEpoch) ? 1 : 0);
-    size_t next = 0;
-    while (next < writers.size() && writers[next].step <= tag) ++next;
-    if (tag < 0 ? !initial : next == 0 || writers[next - 1].step != tag) return false;
-    if (tag >= 0) {
+    const i64 tag = tag_of(first, s);
+    const size_t next = up_to(writers, tag);
+    if (next > 0 && writers[next - 1].step == tag) {
       const Access& w = m.acc[writers[next - 1].acc];
-      if (w.maybe() || (first.label >= 0 && (w.label != first.label || m.rects[w.rect].buffer != m.rects[first.rect].buffer))) return false;
+      if (w.maybe() || foreign(w, first)) return false;
+      bundles.feed(b, w.task);
+      for (size_t k = next; k-- > 0 && writers[k].step == tag;) was_read[k] = 1;
+    } else if (tag >= 0 || !initial) {
+      return false;
     }
     for (size_t k = next; k < writers.size(); ++k) {
       const i32 w = m.acc[writers[k].acc].task;
       if (k > next && w == m.acc[writers[k - 1].acc].task) continue;  // what follows on a queue is ordered by it
-      const i64 ahead = writers[k].step - s;
-      if (ahead < 0 || (ahead == 0 && bundles.last(list) > run.index[w]) || !bundles.before(b, w, std::min<i64>(ahead, 1))) return false;
-    }
-  }
-  for (i64 s = 0; s < span; ++s) {
-    const i64 tag = s - ((first.flags & kPrevEpoch) ? 1 : 0);
-    for (size_t k = 0; k < writers.size(); ++k) {
-      if (writers[k].step != tag) continue;
-      was_read[k] = 1;
-      if (k + 1 == writers.size() || writers[k + 1].step != tag) bundles.feed(b, m.acc[writers[k].acc].task);
+      if (writers[k].step == s && bundles.last(list) > run.index[w]) return false;  // in the queue of a read, behind the writer
+      if (!bundles.before(b, w, std::min<i64>(writers[k].step - s, 1))) return false;
     }
   }
   return true;
@@ -76,12 +81,12 @@ void Checker::tagged(const Group& g) {
   }
   if (rects.empty()) return;
   const i64 window = std::min<i64>(horizon, std::min<i64>(period, kTagSteps) * 2 + 1);
-  if (variables || (window < horizon && period > kTagSteps / 2)) {
-    const auto where = byte_bounds(m, m.rects[rects[0]]);
+  auto undecided = [&] {
+    const auto [lo, hi] = byte_bounds(m, m.rects[rects[0]]);
     gave_up = true;
-    data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, where.first, where.second, true);
-    return;
-  }
+    data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, lo, hi, true);
+  };
+  if (variables || (window < horizon && period > kTagSteps / 2)) return undecided();
   const i64 span = clocks.unroll ? std::min(clocks.unroll, horizon) : window;
   std::vector<Shape> shapes;
   std::vector<std::pair<i32, i32>> what;
@@ -99,20 +104,14 @@ void Checker::tagged(const Group& g) {
     }
   }
   const i32 first_init = i32(what.size());
-  for (i32 x : g.init)
-    if (!m.rects[x].moves()) shapes.push_back({m.rects[x].buffer, m.rects[x].rows.a, m.rects[x].rows.b, m.rects[x].cols.a, m.rects[x].cols.b, first_init});
+  for (i32 x : g.init)  // one that moves is written down as [0, 0)
+    shapes.push_back({m.rects[x].buffer, m.rects[x].rows.a, m.rects[x].rows.b, m.rects[x].cols.a, m.rects[x].cols.b, first_init});
   Cells parts;
-  if (!cells(m, shapes, false, parts)) {
-    gave_up = true;
-    data(kTag, "undecided", acc_of[rects[0]][0], 0, -1, 0, 0, 0, true);
-    return;
-  }
+  if (!cells(m, shapes, false, parts)) return undecided();
   std::vector<Item> writers, readers;
   std::vector<char> was_read;
   std::vector<i32> later, lists;
   const bool bundled = clocks.unroll == 0;
-  // counter-only order in either direction of the replay: within a step the reader may stand behind the writer
-  auto before = [&](i32 a, i64 i, i32 b, i64 j) { return (i < j || (i == j && run.index[a] <= run.index[b])) && clocks.ordered(a, i, b, j); };
   for (const Cell& cell : parts) {
     writers.clear(), readers.clear(), lists.clear();
     const bool initial = cell.ids.back() == first_init;
@@ -128,11 +127,9 @@ void Checker::tagged(const Group& g) {
     std::sort(writers.begin(), writers.end(), by_step);
     bool broken = false;
     was_read.assign(writers.size(), 0);
-    for (size_t k = 0; k < writers.size(); ++k) {
-      const Access& w = m.acc[writers[k].acc];
-      if (k && writers[k - 1].step == writers[k].step && m.acc[writers[k - 1].acc].task != w.task)
-        data(kTag, "two writers", writers[k].acc, writers[k].step, writers[k - 1].acc, writers[k].step, cell.lo, cell.hi), broken = true;
-      if (broken) break;
+    for (size_t k = 1; k < writers.size() && !broken; ++k) {
+      broken = writers[k - 1].step == writers[k].step && m.acc[writers[k - 1].acc].task != m.acc[writers[k].acc].task;
+      if (broken) data(kTag, "two writers", writers[k].acc, writers[k].step, writers[k - 1].acc, writers[k].step, cell.lo, cell.hi);
     }
     if (broken) continue;
     for (i32 list : lists) {
@@ -142,9 +139,8 @@ void Checker::tagged(const Group& g) {
     }
     for (const Item& r : readers) {
       const Access& ra = m.acc[r.acc];
-      const i64 tag = r.step - ((ra.flags & kPrevEpoch) ? 1 : 0);
-      size_t next = 0;
-      while (next < writers.size() && writers[next].step <= tag) ++next;
+      const i64 tag = tag_of(ra, r.step);
+      size_t next = up_to(writers, tag);
       const bool arrives = next > 0 && writers[next - 1].step == tag;
       if ((ra.flags & kAsync) && !(m.t.task_fences[ra.task] & 1))
         for (size_t k = next; k-- > 0;)
@@ -161,7 +157,7 @@ void Checker::tagged(const Group& g) {
         for (size_t k = next; k-- > 0 && writers[k].step == tag;) {
           const Access& wa = m.acc[writers[k].acc];
           feeds(wa.task, ra.task);
-          if (ra.label >= 0 && (wa.label != ra.label || m.rects[wa.rect].buffer != m.rects[ra.rect].buffer)) {
+          if (foreign(wa, ra)) {
             data(kFlow, "value", r.acc, r.step, writers[k].acc, tag, cell.lo, cell.hi);
             break;
           }
@@ -175,7 +171,7 @@ void Checker::tagged(const Group& g) {
         const i32 w = m.acc[writers[next].acc].task;
         if (std::find(later.begin(), later.end(), w) != later.end()) continue;
         later.push_back(w);
-        if (!before(ra.task, r.step, w, writers[next].step))
+        if (!clocks.ordered(ra.task, r.step, w, writers[next].step))
           data(kTag, "overwrite", r.acc, r.step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
       }
     }
@@ -183,7 +179,7 @@ void Checker::tagged(const Group& g) {
       size_t next = k + 1;
       while (next < writers.size() && writers[next].step == writers[k].step) ++next;
       if (!was_read[k] && next < writers.size() &&
-          !before(m.acc[writers[k].acc].task, writers[k].step, m.acc[writers[next].acc].task, writers[next].step))
+          !clocks.ordered(m.acc[writers[k].acc].task, writers[k].step, m.acc[writers[next].acc].task, writers[next].step))
         data(kTag, "overwrite", writers[k].acc, writers[k].step, writers[next].acc, writers[next].step, cell.lo, cell.hi);
     }
   }
