@@ -15,9 +15,9 @@ from amk_bench.results import ParityRecord
 
 COLUMNS = (
     "verdict", "device", "model", "weights", "mode", "ours_precision", "rival_precision", "batch", "position", "unit", "ours_us",
-    "ours_low_us", "ours_high_us", "ours_wall_us", "rival", "rival_version", "rival_us", "rival_wall_us", "ratio", "low", "high",
-    "noise_floor", "gate", "ours_bandwidth_share", "rival_bandwidth_share", "cache", "label", "reason", "created", "commit", "file",
-    "command",
+    "ours_low_us", "ours_high_us", "ours_wall_us", "rival", "rival_version", "rival_us", "rival_wall_us", "rival_busy_us", "ratio",
+    "low", "high", "noise_floor", "gate", "ours_bandwidth_share", "rival_bandwidth_share", "cache", "label", "reason", "created",
+    "commit", "file", "command",
 )  # fmt: skip
 
 
@@ -30,8 +30,8 @@ def row(pair: Pair) -> dict[str, Any]:
         "ours_precision": ours_precision, "rival_precision": rival_precision, "batch": r.batch, "position": r.position,
         "unit": r.unit, "ours_us": r.ours_us, "ours_low_us": interval[0], "ours_high_us": interval[1],
         "ours_wall_us": pair.wall_us("ours"), "rival": r.baseline, "rival_version": pair.rival_version, "rival_us": r.baseline_us,
-        "rival_wall_us": pair.wall_us("baseline"), "ratio": r.ratio, "low": r.low, "high": r.high, "noise_floor": r.floor,
-        "gate": r.gate, "ours_bandwidth_share": r.derived.get("ours_share"),
+        "rival_wall_us": pair.wall_us("baseline"), "rival_busy_us": pair.rival_busy_us, "ratio": r.ratio, "low": r.low,
+        "high": r.high, "noise_floor": r.floor, "gate": r.gate, "ours_bandwidth_share": r.derived.get("ours_share"),
         "rival_bandwidth_share": r.derived.get("baseline_share"), "cache": r.cache, "label": r.label, "reason": r.reason,
         "created": pair.source.created, "commit": pair.source.commit, "file": pair.source.path, "command": pair.source.command,
     }  # fmt: skip

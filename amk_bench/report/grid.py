@@ -85,6 +85,7 @@ def reason(cell: Cell, gaps: Sequence[Gap]) -> Reason:
     if shape is not None and cell.position >= shape.context:
         return Reason(f"the model's context ends at {shape.context}")
     said = sorted((g for g in gaps if g.covers(cell)), key=lambda g: g.position is None)
+    said = [g for g in said if not g.never_run] or said
     if said:
         reasons = " / ".join(dict.fromkeys(g.record.reason for g in said))
         return Reason(reasons, next((g.record.command for g in said if g.record.command), _command(cell)), said[0].source)

@@ -65,6 +65,7 @@ def _filters() -> dict[str, Any]:
         "two": lambda value: f"{value:.2f}",
         "whole": evidence.number,
         "pct_or": lambda value, other: other if value is None else f"{100 * value:.1f} %",
+        "tight": lambda text: text.replace(" %", "\u00a0%"),
     }
 
 
@@ -211,22 +212,25 @@ def _regions(step: Step) -> str:
 
 
 def _left_out(gaps: Sequence[Gap]) -> list[dict[str, Any]]:
-    """Cells that runs left out, grouped by run, reason and command; broken ones first."""
+    """Cells that runs left out, grouped by run, reason and command; broken ones first, rivals that were never run last and once."""
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for g in gaps:
         command = "" if g.model else g.record.command
         entry = groups.setdefault(
-            (g.source.path, g.record.reason, g.record.broken, command),
+            (g.device if g.never_run else g.source.path, g.record.reason, g.record.broken, command),
             {
                 "device": g.device, "reason": g.record.reason, "broken": g.record.broken, "source": g.source,
-                "command": g.record.command, "of": [],
+                "command": g.record.command, "never": g.never_run, "of": [],
             },
         )  # fmt: skip
         entry["of"].append(g.record.cell)
     for entry in groups.values():
         names = list(dict.fromkeys(entry["of"]))
+        if entry["never"]:
+            entry["cells"] = f"{len(names)} cell{'s' * (len(names) != 1)}"
+            continue
         entry["cells"] = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return sorted(groups.values(), key=lambda e: not e["broken"])
+    return sorted(groups.values(), key=lambda e: (not e["broken"], e["never"]))
 
 
 def _predictions(sources: Sequence[Source]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import numpy as np
 from amk_bench.report.cards import same
 from amk_bench.report.sources import Source, of
 from amk_bench.results import LatencyRecord, NoteRecord, SkipRecord
+from amk_bench.rivals.absent import REASONS
 from amk_bench.stats import CONFIDENCE
 from amk_bench.verdict import Verdict
 
@@ -134,6 +135,11 @@ class Pair:
         return statistics.median(readings) if readings else None
 
     @property
+    def rival_busy_us(self) -> float | None:
+        """Of a step, how long the device worked for the rival, by the rival's own profiler; None where it has none."""
+        return self.record.derived.get("baseline_busy_us")
+
+    @property
     def rank(self) -> tuple[int, float]:
         return ORDER.index(Verdict(self.record.verdict)), self.record.ratio or 0.0
 
@@ -158,6 +164,11 @@ class Gap:
     batch: int = 0
     position: int | None = None
     rival: str = ""
+
+    @property
+    def never_run(self) -> bool:
+        """Of a rival that no run can have yet: the table of rivals gives its reason once."""
+        return self.rival in REASONS
 
     def covers(self, cell: Cell) -> bool:
         mine = (self.model, self.batch) == (cell.model, cell.batch) and same(self.device, cell.device)

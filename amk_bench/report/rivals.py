@@ -48,7 +48,7 @@ def _device(device: str, pairs: Sequence[Pair], gaps: Sequence[Gap], sources: Se
     left: dict[tuple[str, str], int] = {}
     timed = {p.cell for p in mine}
     for g in gaps:
-        if g.device == device and g.model and not any(g.covers(cell) for cell in timed):
+        if g.device == device and g.model and not g.never_run and not any(g.covers(cell) for cell in timed):
             left[g.model, g.record.reason] = left.get((g.model, g.record.reason), 0) + 1
     for (model, reason), n in sorted(left.items(), key=lambda item: (size(item[0][0]), item[0])):
         out.append(f"{model}: {n} pairs not timed, {reason}.")

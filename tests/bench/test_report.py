@@ -14,8 +14,8 @@ from made_up_results import result_document, timed_record
 
 from amk_bench.fleet.cells import Folder, Outcome, State
 from amk_bench.fleet.jobs import Job
-from amk_bench.report import cards, evidence, exports, grid, mutants, pairs, series, shape, sources, waterfall
-from amk_bench.report.outputs import Evidence, outputs
+from amk_bench.report import cards, evidence, exports, grid, mutants, pairs, rivals, series, shape, sources, waterfall
+from amk_bench.report.outputs import Evidence, outputs, site
 from amk_bench.report.sources import collect, read
 from amk_bench.results import ResultError
 from amk_core import cli
@@ -162,6 +162,31 @@ def test_every_cell_of_the_grid_is_a_pair_or_has_a_reason(report_tree: Path) -> 
     assert "--model llama-3.1-8b --batch 4 --positions 1024" in asked.command
 
 
+def test_a_rival_that_no_run_can_have_hides_no_other_reason(tmp_path: Path) -> None:
+    """Its reason stands once in the table of rivals and once below the pairs, however many cells name it."""
+    (tmp_path / "reports" / "data").mkdir(parents=True)
+    left = [
+        {"cell": f"llama-3.2-1b at {at} against {name}", "reason": reason, "command": ""}
+        for at in (128, 1024)
+        for name, reason in (("mirage", "no adapter builds it"), ("vllm", "it ran out of memory"))
+    ]
+    slow = timed_record(1.5, position=4096)
+    slow["derived"]["baseline_busy_us"] = 77.25
+    for number in (1, 2):
+        doc = result_document([slow], skipped=left)
+        (tmp_path / "reports" / "data" / f"{number}.json").write_text(json.dumps(doc))
+    e = Evidence.read(tmp_path)
+    rows = {(r.model, r.batch): r.cells for r in grid.grid(e.best, e.gaps)[0].rows}
+    assert [getattr(c, "text", "") for c in rows["llama-3.2-1b", 1]] == ["it ran out of memory"] * 2 + [""]
+    table = rivals.table(e.pairs, e.gaps, e.files)
+    assert "it ran out of memory" in table
+    assert "no adapter builds it" not in table
+    shown = site(e, tmp_path, tmp_path / "site", documented=False)["index.html"]
+    assert shown.count("<div>no adapter builds it</div>") == 2
+    assert ">2 cells<" in shown
+    assert "GPU busy 77.25" in shown
+
+
 @pytest.mark.parametrize(
     ("label", "told", "wanted"),
     [
@@ -305,7 +330,8 @@ def test_csv_and_json_lines_hold_the_rows_with_file_and_command(report_tree: Pat
         "verdict": "LOSS", "device": "NVIDIA H200", "model": "llama-3.2-1b", "weights": "random", "mode": "fast",
         "ours_precision": "bf16", "rival_precision": "bf16", "batch": "1", "position": "1024", "unit": "token", "ours_us": "100.1",
         "ours_low_us": "", "ours_high_us": "", "ours_wall_us": "102.1", "rival": "rival",
-        "rival_version": "vllm 0.12.0, torch 2.11.0", "rival_us": "80.08", "rival_wall_us": "83.08", "ratio": "", "low": "",
+        "rival_version": "vllm 0.12.0, torch 2.11.0", "rival_us": "80.08", "rival_wall_us": "83.08", "rival_busy_us": "",
+        "ratio": "", "low": "",
         "high": "", "noise_floor": "0.01", "gate": "P1",
         "ours_bandwidth_share": "0.7", "rival_bandwidth_share": "0.5", "cache": "", "label": "",
         "reason": "",
