@@ -2,7 +2,7 @@
 # AMK against vLLM, llama.cpp and the launch-based step on this machine's card; several jobs prepare side by side and are timed in turn.
 #   fleet/measure_rivals.sh unpack PARTS TO       unpacks the archives NAME.tar.xz of PARTS (or NAME.tar.xz.partaa, .partab ...) into TO/NAME
 #   fleet/measure_rivals.sh measure OUT [SECONDS [JOB ...]]   one result file a job in OUT; SECONDS for all of them (default 540)
-# A JOB is MODEL:BATCH, or MODEL:BATCH:MODE+MODE with the modes of vLLM to try; those named are one group.  Default: the four public
+# A JOB is MODEL:BATCH, or MODEL:BATCH:MODE+MODE with the modes of vLLM to try; those named are one group, timed in their order.  Default: the four public
 # shapes, a group for each of the batches 1, 4, 16.
 # From the root of a source tree whose native module is built, in an environment with torch, triton and transformers.  Settings:
 #   POSITIONS   by commas (default 128,1024,4096)       RIVALS     by commas (default vllm,llama.cpp,pdl-graph and the reasons)
@@ -32,7 +32,7 @@ unpack() {
 
 # group OUT SECONDS JOB ...
 group() {
-  local out=$1 left=$2 job model batch modes name turn pids=() jobs=() failed=0 started=$SECONDS
+  local out=$1 left=$2 job model batch modes name turn pids=() jobs=() failed=0 started=$SECONDS rank=0
   local positions=${POSITIONS:-128,1024,4096}
   local rivals=${RIVALS:-vllm,llama.cpp,pdl-graph,hazyresearch,mirage,sglang,tensorrt-llm,automegakernel}
   for job in "${@:3}"; do
@@ -49,12 +49,13 @@ group() {
       # A mode is chosen once with care; then one start a job is saved.
       modes=${modes:-${AMK_VLLM_MODES:-inproc-async}}
       AMK_VLLM_MODES=${modes//+/,} timeout -k 15 "$left" "$PYTHON" -m amk_bench.baselines.run --model "$model" --batch "$batch" \
-        --positions "$positions" --baselines "$rivals" --blocks "${BLOCKS:-8}" --turn "$turn" --of ${#jobs[@]} \
+        --positions "$positions" --baselines "$rivals" --blocks "${BLOCKS:-8}" --turn "$turn" --of ${#jobs[@]} --rank $rank \
         --seconds $((left - 30)) --out "$out/$name.json" ${COMMIT:+--commit "$COMMIT"} \
         $([ "${RESTART:-1}" = 0 ] && echo --no-restart) >"$out/$name.txt" 2>&1
-      touch "$turn/gone.$model-$batch"
+      touch "$turn/gone.$rank-$model-$batch"
     ) &
     pids+=($!)
+    rank=$((rank + 1))
   done
   wait "${pids[@]}"
   rm -rf "$turn"

@@ -251,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--turn", type=Path, default=None, help="folder in which the models that run side by side meet")
     parser.add_argument("--of", type=int, default=1, help="how many there are")
+    parser.add_argument("--rank", type=int, default=0, help="the lower ones are timed first")
     parser.add_argument("--no-restart", action="store_true", help="engines in their own processes stay as they were started")
     parser.add_argument("--energy", type=float, default=0.0, help="seconds for which each side runs for its joules a token")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no cell later than this")
@@ -264,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
 
     asked = [int(p) for p in args.positions.split(",")]
     names = [n for n in args.baselines.split(",") if n]
-    turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}")
+    turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}", args.rank)
     end = start + args.seconds
     if argv is None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been measured is kept, rivals are ended

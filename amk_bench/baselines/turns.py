@@ -12,13 +12,14 @@ GONE = "gone"  # stage of a process that takes part no more; who starts the proc
 
 
 class Turns:
-    """One process of ``of`` that meet in ``folder``; without a folder it is alone.
+    """One process of ``of`` that meet in ``folder``; without a folder it is alone.  ``rank``: the lower ones have their turn first.
 
     They meet before each stage that is timed, and in it each has its turn alone: nothing is loaded while another is timed.
     """
 
-    def __init__(self, folder: Path | None, of: int, name: str) -> None:
-        self._folder, self._of, self._name = folder, of if folder else 1, name
+    def __init__(self, folder: Path | None, of: int, name: str, rank: int = 0) -> None:
+        self._folder, self._of, self._rank, self._name = folder, of if folder else 1, rank, f"{rank}-{name}"
+        self._met: set[str] = set()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -44,6 +45,12 @@ class Turns:
                 self._of = len(here)
             else:
                 time.sleep(0.1)
+        self._met = here
+
+    def _before(self, stage: str) -> set[str]:
+        """Those that were at the last meeting, are not through, and go first."""
+        waiting = self._met - self._at(f"{stage}-done") - self._at(GONE)
+        return {name for name in waiting if int(name.partition("-")[0]) < self._rank}
 
     @contextmanager
     def turn(self, stage: str, end: float) -> Iterator[float]:
@@ -51,6 +58,8 @@ class Turns:
         if self._folder is None:
             yield end
             return
+        while self._before(stage) and time.monotonic() < end:
+            time.sleep(0.1)
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             now, left = time.monotonic(), self._of - len(self._at(f"{stage}-done") | (self._at(GONE) - {self._name}))

@@ -12,12 +12,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from amk_core.graph import ModelGraph
+
+WRITERS = 4  # files written at a time
 
 
 def place(shared: dict[str, Any], graph: ModelGraph) -> Path:
@@ -51,12 +54,15 @@ def hf_folder(live: Any, folder: Path) -> Path:
             continue
         parts = name.split(".")
         groups.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[name] = tensor
-    where: dict[str, str] = {}
-    for number, tensors in enumerate(groups.values()):
-        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+    names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(len(groups))]
+
+    def write(file: str, tensors: dict[str, Any]) -> None:
         # Fused matrices are views of one another's memory; a file has each on its own.
         save_file({n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}, folder / file, {"format": "pt"})
-        where |= dict.fromkeys(tensors, file)
+
+    with ThreadPoolExecutor(WRITERS) as writers:
+        list(writers.map(write, names, groups.values()))
+    where = {name: file for file, tensors in zip(names, groups.values(), strict=True) for name in tensors}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
     # Last: a folder that has it is whole.
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

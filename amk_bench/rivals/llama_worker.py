@@ -21,6 +21,7 @@ from amk_bench.rivals.llama_library import ALL_LAYERS, N_GPU_LAYERS_AT
 from amk_bench.rivals.wire import serve
 
 PART = 512  # tokens of a prefix that are decoded at once
+WARM = 8  # steps right before a call's clock starts: a host that slept while the other side ran is slow at first
 
 
 class LlamaWorker:
@@ -110,6 +111,9 @@ class LlamaWorker:
         self._decode([(token, self._prefix + step, sequence) for sequence, token in enumerate(ids)], True)
 
     def decode(self, first: Sequence[int], tokens: int) -> dict[str, Any]:
+        self._rewind()
+        for step in range(min(WARM, tokens)):
+            self._feed(first, step)
         self._rewind()
         ids, chains = list(first), [[] for _ in first]  # type: list[int], list[list[int]]
         start = time.perf_counter()

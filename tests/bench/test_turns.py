@@ -70,6 +70,24 @@ def test_one_at_a_time_and_each_has_its_share(tmp_path: Path) -> None:
     assert shares[2] == pytest.approx(8.9, abs=0.8)
 
 
+def test_the_lower_rank_has_its_turn_first(tmp_path: Path) -> None:
+    order: list[int] = []
+
+    def work(rank: int) -> None:
+        mine = Turns(tmp_path, 3, "m", rank)
+        mine.meet("ready", end)
+        with mine.turn("first", end):
+            order.append(rank)
+
+    end = time.monotonic() + 60.0
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in (2, 0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2]
+
+
 def test_alone_all_the_time_is_there(tmp_path: Path) -> None:
     with Turns(None, 1, "alone").turn("first", 12.5) as until:
         assert until == 12.5
