@@ -41,7 +41,7 @@ class Tile:
     warps: int = 4
 
 
-TILES = (Tile(), Tile(8192), Tile(32768, 32, 256, 8), Tile(16384, 32, 128, 8))
+TILES = (Tile(), Tile(8192, 16, 128, 8), Tile(32768, 32, 256, 8), Tile(16384, 32, 128, 8), Tile(16384, 64, 128, 16))
 
 
 def _power(n: int) -> int:
