@@ -69,7 +69,7 @@ def random_tape(device: Any, layout: DeviceTapeLayout, scale: float) -> Any:
         if fmt.kind == "min":
             record[:, half:] = -scale
         elif fmt.kind == "zero":
-            record[:, half:] = torch.tensor([0x4308], dtype=torch.int16, device="cuda").view(kind)  # 128 + 8 as bfloat16
+            record[:, half:] = torch.tensor([8], dtype=torch.int16, device="cuda").view(kind)  # zero points
     torch.cuda.synchronize()
     return Memory.borrow(device, t.data_ptr(), layout.bytes, t)
 

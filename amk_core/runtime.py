@@ -541,8 +541,10 @@ def load(
         from amk_core.vm.card import Card
 
         card = Card()  # before the checkpoint is read: a machine without a card says so at once
-        target, chunk = card.target(queues), card.chunk(mode, batch, chunk)
+        target = card.target(queues)
     imported, quantised = _open(model, weights)
+    if card is not None:
+        chunk = card.chunk(mode, batch, chunk, imported.graph, None if quantised is None else quantised.config)
     if context is None:
         context = min(DEFAULT_CONTEXT, imported.graph.context)
     loaded = Model(

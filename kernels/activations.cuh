@@ -10,6 +10,7 @@
 namespace amk {
 
 constexpr int kRowTiles = (kRows + 15) / 16;  // row tiles of the activations
+constexpr int kRowPairs = (kRows + 1) / 2;     // of activations, for products of integers
 constexpr int kTileRows = kRows > 8 ? 16 : (kRows > 4 ? 8 : (kRows > 2 ? 4 : kRows));     // rows kept of a tile
 constexpr int kFlushGroups = kTileRows >= 16 ? 2 : 16 / kTileRows;  // row groups between two reductions
 // Floats of a warp's sums; several rows: a plane a warp, four warps apart are half the banks apart.
@@ -39,14 +40,14 @@ struct Slices {
   static constexpr bool kTurns = kRecords > W::kPiece;
   static constexpr int kTapePieces = (kRecords + W::kPiece - 1) / W::kPiece, kPieceSlots = W::kPiece / W::kSlot;
   // Activations in shared memory, each warp its own: all of them, or one piece at a time.
-  static constexpr int kStagedBytes = kRows * kWarps * kWarpUnits * 64, kPieceUnits = W::kPiece * W::kUnits, kPieceBytes = kRows * kPieceUnits * 64;
+  static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * W::kStageBytes, kPieceUnits = W::kPiece * W::kUnits, kPieceBytes = kRows * W::kPiece * W::kStageBytes;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
   static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles == 1 && kPieceBytes <= AMK_STAGE_BYTES;
   // Where a lane's activations fit its registers beside the weights, they stay there.
-  static constexpr bool kHeld = kPieces == 1 && kRowTiles == 1 && kStaged && (!W::kQuantised || kWarpUnits * (kRows > 8 ? 2 : 1) <= 16);
-  static constexpr int kHeldWords = kHeld ? kWarpUnits * (kRows > 8 ? 8 : 4) : 0;
+  static constexpr bool kHeld = kPieces == 1 && kRowTiles == 1 && kStaged && (!W::kQuantised || (kRowPairs == 1 && kPerWarp <= 4));
+  static constexpr int kHeldWords = kHeld ? kPerWarp * 9 : 0;
   // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
-  static constexpr int kRoom = kPieces > 1 || kRowTiles > 1 ? 1 : (W::kQuantised ? (80 - kHeldWords) / (kPerWarp * W::kWords) : 12 / kPerWarp);
+  static constexpr int kRoom = kPieces > 1 || kRowTiles > 1 ? 1 : (W::kQuantised ? (64 - kHeldWords) / (kPerWarp * W::kWords * kRowPairs) : 12 / kPerWarp);
   static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
   static constexpr int kTogether = kTurns ? 2 : kAhead;                         // row groups whose sums are in registers
   static constexpr int kFlush = kRowTiles > 1 ? kTogether : kFlushGroups;       // row groups between two reductions

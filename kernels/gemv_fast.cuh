@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_fragment(const Context c, const Source& sou
     if (r0 < kRows) low = *reinterpret_cast<const uint4*>(unit + r0 * 64);
     if (kRows > 8 && r1 < kRows) high = *reinterpret_cast<const uint4*>(unit + r1 * 64);
   } else if constexpr (!Source::kPolled) {
-    const int k = (W::kUnits == 1 ? c.warp + kWarps * j : Slices<K, W>::unit(c.warp, j)) * 32 + t * 8;
+    const int k = (c.warp + kWarps * j) * 32 + t * 8;
     static_assert(!Source::kHalves || Slices<K, W>::kStaged, "merged partials are staged: use separate combine tasks for so many rows");
     auto eight = [&](int r) {
       const float4 a = times(source.load(c, r, k), source.weight(c, -1, k)), b = times(source.load(c, r, k + 4), source.weight(c, -1, k + 4));
@@ -125,7 +125,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     constexpr int kAccesses = Source::kAccesses;
     const uint32_t tag = tag_of(c);
     uint4 v[S::kLoads * kAccesses], residual[1];
-    auto k_of = [&](int i) { return (W::kUnits == 1 ? warp + kWarps * (4 * (i / kAccesses) + lane / 8) : S::unit(warp, 4 * (i / kAccesses) + lane / 8)) * 32 + lane % 8 * 4; };
+    auto k_of = [&](int i) { return (warp + kWarps * (4 * (i / kAccesses) + lane / 8)) * 32 + lane % 8 * 4; };
     auto needed = [&](int i) { return k_of(i) < K; };
     auto address = [&](int i) { return source.address(0, k_of(i), i % kAccesses); };
     auto residual_needed = [&](int) { return finish.kind == Finish::kResidual && finisher && item0 < finish.n; };
@@ -142,7 +142,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     note_arrival(c);
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
-      const int j = 4 * i + lane / 8, u = W::kUnits == 1 ? warp + kWarps * j : S::unit(warp, j);
+      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
       uint2 x;
       if constexpr (Source::kNormed) {
         const float2 a = floats_of(v[i * kAccesses]), b = floats_of(v[i * kAccesses + 1]);
@@ -161,7 +161,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     float4 v[S::kLoads];
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
-      const int u = W::kUnits == 1 ? warp + kWarps * (4 * i + lane / 8) : S::unit(warp, 4 * i + lane / 8);
+      const int u = warp + kWarps * (4 * i + lane / 8);
       v[i] = source.load(c, 0, u < S::kUnits ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
     }
     if (finish.kind == Finish::kResidual && finisher) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
 #pragma unroll
     for (int i = 0; i < S::kLoads; ++i) {
-      const int j = 4 * i + lane / 8, u = W::kUnits == 1 ? warp + kWarps * j : S::unit(warp, j);
+      const int j = 4 * i + lane / 8, u = warp + kWarps * j;
       if constexpr (Source::kNormed) {
         squares = fma_f32(v[i].x, v[i].x, squares);
         squares = fma_f32(v[i].y, v[i].y, squares);
@@ -229,22 +229,15 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
               for (int m = 0; m < S::kAhead; ++m) {
                 if (m > 0 && group + m >= g1) break;
-                auto fragment = [&](int s, uint4& x, uint4& y) {
-                  if constexpr (kHeld) {
-                    x = held_low[i * W::kUnits + s], y = held_high[i * W::kUnits + s];
-                  } else {
-                    load_fragment<K, W>(c, source, staged, (slot * (W::kSlot / kWarps) + i) * W::kUnits + s, 0, x, y);
-                  }
-                };
-                if constexpr (W::kQuantised) {
-                  W::add(acc[a + m][0], stream.w[m][i], fragment);
+                const uint4 w = stream.w[m][i];
+                uint4 x, y;
+                if constexpr (kHeld) {
+                  x = held_low[i], y = held_high[i];
                 } else {
-                  const uint4 w = stream.w[m][i];
-                  uint4 x, y;
-                  fragment(0, x, y);
-                  mma_bf16(acc[a + m][0], x.x, y.x, x.y, y.y, w.x, w.y);
-                  mma_bf16(acc[a + m][1], x.z, y.z, x.w, y.w, w.z, w.w);
+                  load_fragment<K, W>(c, source, staged, slot * (W::kSlot / kWarps) + i, 0, x, y);
                 }
+                mma_bf16(acc[a + m][0], x.x, y.x, x.y, y.y, w.x, w.y);
+                mma_bf16(acc[a + m][1], x.z, y.z, x.w, y.w, w.z, w.w);
               }
             }
             const bool inside = s + 1 < S::kPieceSlots && slot + 1 < S::kPieces;

@@ -71,7 +71,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll 1
       for (int r0 = 0; r0 < kRows; r0 += kSome) {
         uint4 v[kSome * kEach];
-        auto k_of = [&](int i) { return (W::kUnits == 1 ? warp + kWarps * unit_of(i % kEach / kAccesses) : S::unit(warp, unit_of(i % kEach / kAccesses))) * 32 + lane % 8 * 4; };
+        auto k_of = [&](int i) { return (warp + kWarps * unit_of(i % kEach / kAccesses)) * 32 + lane % 8 * 4; };
         auto needed = [&](int i) { return k_of(i) < K && (kRows % kSome == 0 || r0 + i / kEach < kRows); };
         auto address = [&](int i) { return source.address(r0 + i / kEach, k_of(i), i % kAccesses); };
         poll_start(v, tag, needed, address);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
             const uint4* from = v + r * kEach + i * kAccesses;
-            const int k = (W::kUnits == 1 ? warp + kWarps * unit_of(i) : S::unit(warp, unit_of(i))) * 32 + lane % 8 * 4;
+            const int k = (warp + kWarps * unit_of(i)) * 32 + lane % 8 * 4;
             const bool there = k / 32 < S::kUnits;
             uint2 x;
             if constexpr (Source::kNormed) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         for (int r = 0; r < kSome; ++r)
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
-            const int u = W::kUnits == 1 ? warp + kWarps * unit_of(i) : S::unit(warp, unit_of(i));
+            const int u = warp + kWarps * unit_of(i);
             const bool there = u < S::kUnits && (kRows % kSome == 0 || r0 + r < kRows);
             v[r][i] = source.load(c, r0 + r, there ? u * 32 + lane % 8 * (Source::kHalves ? 2 : 4) : K);
           }
@@ -126,7 +126,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
           float squares = 0.0f;
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
-            const int u = W::kUnits == 1 ? warp + kWarps * unit_of(i) : S::unit(warp, unit_of(i));
+            const int u = warp + kWarps * unit_of(i);
             float4 x = v[r][i];
             if constexpr (Source::kNormed) {
               squares = fma_f32(x.x, x.x, squares);
@@ -207,24 +207,17 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
               for (int m = 0; m < S::kAhead * kRowTiles; ++m) {
                 if (S::kAhead > 1 && m > 0 && group + m >= g1) break;
-                auto fragment = [&](int u, uint4& x, uint4& y) {
-                  if constexpr (kHeld) {
-                    x = held_low[i * W::kUnits + u], y = held_high[i * W::kUnits + u];
-                  } else {
-                    const int j = ((kByPiece ? s : slot) * (W::kSlot / kWarps) + i) * W::kUnits + u;
-                    load_fragment<K, W, kByPiece>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
-                  }
-                };
-                float(&sum)[2][4] = acc[a * kRowTiles + m];
-                if constexpr (W::kQuantised) {
-                  W::add(sum[0], stream.w[S::kAhead > 1 ? m : 0][i], fragment);
+                const uint4 w = stream.w[S::kAhead > 1 ? m : 0][i];
+                uint4 x, y;
+                if constexpr (kHeld) {
+                  x = held_low[i], y = held_high[i];
                 } else {
-                  const uint4 w = stream.w[S::kAhead > 1 ? m : 0][i];
-                  uint4 x, y;
-                  fragment(0, x, y);
-                  mma_bf16(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
-                  mma_bf16(sum[1], x.z, y.z, x.w, y.w, w.z, w.w);
+                  const int j = (kByPiece ? s : slot) * (W::kSlot / kWarps) + i;
+                  load_fragment<K, W, kByPiece>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
                 }
+                float(&sum)[2][4] = acc[a * kRowTiles + m];
+                mma_bf16(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
+                mma_bf16(sum[1], x.z, y.z, x.w, y.w, w.z, w.w);
               }
             }
             if constexpr (!kEager) continue;

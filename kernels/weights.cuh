@@ -1,10 +1,11 @@
 // How the weights of the fast matrix product lie in a slot of the ring, and what a lane takes of them.
 //
 // Stored (bf16): a unit is 8 rows x 32 values of K, 512 bytes.  Quantised: a unit is a record of 8 rows x 128 values, 512 bytes of
-// 4-bit codes or twice 512 of 8-bit ones, behind them the scales [group][row of 8], and the offsets likewise: minima, or 128 + zero
-// point as bf16.  Lane (g, t) owns, as of four stored units, values 32 s + 8 t .. + 8 of row g, for s = 0 to 3.
+// 4-bit codes or twice 512 of 8-bit ones, behind them the scales [group][row of 8], and the offsets likewise.  Lane (g, t) owns, as
+// of four stored units, values 32 s + 8 t .. + 8 of row g, for s = 0 to 3.
 //
-// Codes are exact in bf16, so tensor cores sum code * activation; a group's sum is multiplied by its scale in fp32.
+// Codes meet activations as signed bytes: an activation is three of them, three rows of a product that would be idle, so a group's sum
+// is exact, and is multiplied by its scale in fp32.
 #pragma once
 #include "common.cuh"
 #include "quant.h"
@@ -28,24 +29,34 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1
 struct StoredWeights {
   static constexpr bool kQuantised = false;
   static constexpr int kUnits = 1, kLoads = 1, kBytes = kUnitBytes;  // units of 32 values in a record, 16-byte loads of a lane
-  static constexpr int kSlot = kSlotUnits, kPiece = kPieceUnits, kWords = 4;  // records of a slot, of a piece; registers of a record
+  static constexpr int kSlot = kSlotUnits, kPiece = kPieceUnits;     // records of a slot, of a piece
+  static constexpr int kWords = 4, kStageBytes = 64;                 // registers of a record; activations of a row that meet it
   using Record = uint4;
   static __device__ __forceinline__ void clear(Record& to) { to = make_uint4(0, 0, 0, 0); }
   static __device__ __forceinline__ void load(Record& to, const uint8_t* from, int) { to = *reinterpret_cast<const uint4*>(from); }
 };
 
 #if AMK_QUANT
+__device__ __forceinline__ void mma_s8(int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  asm volatile(  // 16x8x32 tensor-core product of signed bytes
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
 template <int kCode>
 struct QuantWeights {
   using F = QuantFormat<kCode>;
   static constexpr bool kQuantised = true;
   static constexpr int kUnits = 4, kLoads = F::kBits == 8 ? 2 : 1, kCodeBytes = 512 * kLoads;
-  static constexpr int kGroup = F::kGroup ? F::kGroup : 128, kGroups = 128 / kGroup, kGroupUnits = kGroup / 32;  // a row's scale is repeated
+  static constexpr int kGroup = F::kGroup ? F::kGroup : 128, kGroups = 128 / kGroup;  // the scale of a row is repeated
   static constexpr bool kOffsets = F::kKind != F::kSym;
+  static constexpr float kCodeScale = F::kBits == 4 && !kOffsets ? 0.0625f : 1.0f;  // see signed_bytes
   static constexpr int kBytes = kCodeBytes + kGroups * 16 * (kOffsets ? 2 : 1);
   static constexpr int kSlot = kSlotUnits / kLoads, kPiece = kQuantPiece / kLoads, kWords = 4 * kLoads + kGroups * (kOffsets ? 2 : 1);
+  static constexpr int kStageBytes = 400;  // activations of a row that meet one record: Limbs
 
-  // What a lane holds of a record: codes of row g; scales, and minima, of rows 2t and 2t + 1; zero points of row g, twice.
+  // What a lane holds of a record: codes of row g; scales, and minima, of rows 2t and 2t + 1; the zero points of row g in all bytes.
   struct Record {
     uint4 codes[kLoads];
     uint32_t scale[kGroups], offset[kOffsets ? kGroups : 1];
@@ -68,55 +79,95 @@ struct QuantWeights {
     for (int i = 0; i < kGroups; ++i) {
       to.scale[i] = *reinterpret_cast<const uint32_t*>(entries + i * 16 + lane % 4 * 4);
       const uint8_t* offset = entries + (kGroups + i) * 16;
-      if (F::kKind == F::kZero) to.offset[i] = *reinterpret_cast<const uint16_t*>(offset + lane / 4 * 2) * 0x10001u;
+      if (F::kKind == F::kZero) to.offset[i] = *reinterpret_cast<const uint16_t*>(offset + lane / 4 * 2) * 0x01010101u;
       if (F::kKind == F::kMin) to.offset[i] = *reinterpret_cast<const uint32_t*>(offset + lane % 4 * 4);
     }
   }
 
-  // Eight values of unit s of the record, row g, as pairs.
-  static __device__ __forceinline__ void decode(const Record& from, int s, uint32_t (&out)[4]) {
+  // Values 32 s + 8 t .. + 8 of row g, as signed bytes.
+  static __device__ __forceinline__ void decode(const Record& from, int s, uint32_t& first, uint32_t& second) {
     const uint4 c = from.codes[kLoads == 2 ? s / 2 : 0];
     if constexpr (F::kBits == 8) {
-      pairs_of_bytes(s % 2 ? c.z : c.x, out[0], out[1]);
-      pairs_of_bytes(s % 2 ? c.w : c.y, out[2], out[3]);
+      first = s % 2 ? c.z : c.x, second = s % 2 ? c.w : c.y;
     } else {
-      pairs_of_nibbles(s == 0 ? c.x : (s == 1 ? c.y : (s == 2 ? c.z : c.w)),
-                       F::kKind == F::kSym ? k128 + 0x00080008u : (F::kKind == F::kZero ? from.offset[s / kGroupUnits] : k128), out);
+      const uint32_t word = s == 0 ? c.x : (s == 1 ? c.y : (s == 2 ? c.z : c.w));
+      if constexpr (F::kKind == F::kSym) {
+        signed_bytes(word, first, second);
+      } else {
+        plain_bytes(word, first, second);
+        if (F::kKind == F::kZero) first = difference(first, from.offset[s * 32 / kGroup]), second = difference(second, from.offset[s * 32 / kGroup]);
+      }
     }
   }
   static __device__ __forceinline__ float2 both(uint32_t stored) {
     return make_float2(scale_of<F>(uint16_t(stored)), scale_of<F>(uint16_t(stored >> 16)));
   }
 
-  // total[row of the activations][output] += scale * sum of code * activation, group by group.  `fragment(s, low, high)` gives the
-  // activations of unit s.
-  template <class Fragment>
-  static __device__ __forceinline__ void add(float (&total)[4], const Record& w, Fragment fragment) {
+  // total[outputs 2t and 2t + 1] += factor * scale * sum of code * activation, group by group, for the activations of one limb of one
+  // row, which is g: `x` as staged, values of even units in rows 0 to 7 of the product and of odd ones in rows 8 to 15, so that
+  // of each product one half of the sums is of use.
+  static __device__ __forceinline__ void add(float (&total)[2], const Record& w, const uint32_t (&b)[4][2], const uint4 (&x)[2], float factor) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f}, plain[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      int32_t even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0}, sum[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int s = group * kGroupUnits; s < (group + 1) * kGroupUnits; ++s) {
-        uint4 x, y;
-        uint32_t b[4];
-        fragment(s, x, y);
-        decode(w, s, b);
-        mma_bf16(even, x.x, y.x, x.y, y.y, b[0], b[1]);
-        mma_bf16(odd, x.z, y.z, x.w, y.w, b[2], b[3]);
-        if constexpr (F::kKind == F::kMin) {  // a minimum counts once for each activation
-          mma_bf16(plain, x.x, y.x, x.y, y.y, 0x3f803f80u, 0x3f803f80u);
-          mma_bf16(plain, x.z, y.z, x.w, y.w, 0x3f803f80u, 0x3f803f80u);
-        }
+      for (int s = group * kGroup / 32; s < (group + 1) * kGroup / 32; ++s) {
+        if (s % 2 == 0) mma_s8(even, x[s / 2], b[s][0], b[s][1]);
+        if (s % 2 == 1) mma_s8(odd, x[s / 2], b[s][0], b[s][1]);
+        if (F::kKind == F::kMin && (s % 2 == 0 || kGroups == 4)) mma_s8(sum, x[s / 2], 0x01010101u, 0x01010101u);
       }
+      constexpr bool kOne = kGroups == 4;  // the group is one unit: even or odd
       const float2 scale = both(w.scale[group]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) total[i] = fma_f32(i % 2 ? scale.y : scale.x, even[i] + odd[i], total[i]);
-      if constexpr (F::kKind == F::kMin) {
+      for (int i = 0; i < 2; ++i) {
+        const int32_t dot = kOne ? (group % 2 ? odd[2 + i] : even[i]) : even[i] + odd[2 + i];
+        total[i] = fma_f32(float_of_biased(dot + kIntegerBias), (i ? scale.y : scale.x) * factor, total[i]);
+      }
+      if constexpr (F::kKind == F::kMin) {  // a minimum counts once for each activation
         const float2 minimum = both(w.offset[group]);
+        const int32_t all = kOne ? sum[group % 2 * 2] : sum[0] + sum[2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[i] = fma_f32(i % 2 ? minimum.y : minimum.x, plain[i], total[i]);
+        for (int i = 0; i < 2; ++i) total[i] = fma_f32(float_of_biased(all + kIntegerBias), (i ? minimum.y : minimum.x) * factor, total[i]);
       }
     }
+  }
+};
+
+// The activations of one row that meet one record, in shared memory: [two units][high, middle, low][t][16 bytes], so that a lane's
+// 16 bytes are the rows of an integer product (even units: words 0 and 2), and behind them what a product is multiplied by.
+struct Limbs {
+  static constexpr int kHalfBytes = 192, kScaleAt = 384;
+  // Values 4q .. 4q + 3 of unit s, for q = lane % 8 and s = lane / 8; kHalves: 2q, 2q + 1, 2q + 16 and 2q + 17.  All lanes of a warp.
+  template <bool kHalves>
+  static __device__ __forceinline__ void put(uint8_t* to, int lane, float4 v) {
+    auto size = [](float x) { return bits_of(x) & 0x7fffffffu; };
+    const uint32_t a = size(v.x) > size(v.y) ? size(v.x) : size(v.y), b = size(v.z) > size(v.w) ? size(v.z) : size(v.w);
+    float up, down;
+    integer_scale(__reduce_max_sync(~0u, a > b ? a : b), up, down);
+    uint32_t limb[3];
+    bytes_of_activations(v.x, v.y, v.z, v.w, up, limb[0], limb[1], limb[2]);
+    const int s = lane / 8, q = lane % 8;
+    uint8_t* half = to + s / 2 * kHalfBytes + s % 2 * 4;
+    auto place = [&](int quad) { return half + quad / 2 * 16 + quad % 2 * 8; };
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      if constexpr (kHalves) {
+        *reinterpret_cast<uint16_t*>(place(q / 2) + i * 64 + q % 2 * 2) = uint16_t(limb[i]);
+        *reinterpret_cast<uint16_t*>(place(q / 2 + 4) + i * 64 + q % 2 * 2) = uint16_t(limb[i] >> 16);
+      } else {
+        *reinterpret_cast<uint32_t*>(place(q) + i * 64) = limb[i];
+      }
+    }
+    if (lane == 0) *reinterpret_cast<float*>(to + kScaleAt) = down;
+  }
+  // Lane (g, t) of a pair of rows: limb g % 4 of row g / 4; the fourth is idle, its factor is 0.
+  static __device__ __forceinline__ const uint8_t* of(const uint8_t* record, int lane) {
+    const int limb = lane / 4 % 4;
+    return record + (limb < 2 ? limb : 2) * 64 + lane % 4 * 16;
+  }
+  static __device__ __forceinline__ float weight(int lane, float scale) {
+    const int limb = lane / 4 % 4;
+    return limb == 3 ? 0.0f : (limb == 0 ? 65536.0f : (limb == 1 ? 256.0f : 1.0f)) * scale;
   }
 };
 #endif

@@ -1,5 +1,5 @@
 // Quantised weights as the device VM reads them, with one definition for host and device: the value of a weight in the packed bytes
-// of docs/quantisation.md (exact mode), and codes as pairs of bf16 from the records of the fast tape, by bit operations.
+// of docs/quantisation.md (exact mode), and what products of 8-bit integers take (fast mode), by bit operations.
 #pragma once
 #include "numerics.h"
 
@@ -60,36 +60,58 @@ AMK_HD float quant_value(const uint8_t* tile, int row, int k) {
   return fma_f32(code, scale, F::kKind == F::kZero ? -offset * scale : offset);
 }
 
-// -- the records of the fast tape (amk_core/vm/device_tape.py)
+// -- mode `fast`: products of 8-bit integers.  Weights are codes as signed bytes; an activation is an integer of 21 bits and sign, over
+// 2^e for the 128 activations that meet one record, in three signed bytes: q = 65536 high + 256 middle + low.
 
-// Differences of two pairs of bf16; exact for small integers.
-AMK_HD uint32_t minus_bf16x2(uint32_t a, uint32_t b) {
+// Bytes 4i .. 4i + 3 of a and b: i = 0 to 7 in four nibbles of `order`, the first in the lowest byte.
+AMK_HD uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t order) {
 #if defined(__CUDA_ARCH__)
-  uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(b), "r"(0xbf80bf80u), "r"(a));
-  return d;
+  return __byte_perm(a, b, order);
 #else
-  const uint32_t low = bits_of(f32_of_bf16(uint16_t(a)) - f32_of_bf16(uint16_t(b))) >> 16;
-  return low | (bits_of(f32_of_bf16(uint16_t(a >> 16)) - f32_of_bf16(uint16_t(b >> 16))) & 0xffff0000u);
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t n = order >> 4 * i & 7;
+    out |= ((n < 4 ? a >> 8 * n : b >> 8 * (n - 4)) & 255u) << 8 * i;
+  }
+  return out;
 #endif
 }
 
-// 128 + n for n below 128 is 0x4300 + n in bf16.
-constexpr uint32_t k128 = 0x43004300u;
-
-// Eight codes of a word, less `zero` (a pair of 128 + zero), as pairs of neighbours.
-AMK_HD void pairs_of_nibbles(uint32_t word, uint32_t zero, uint32_t (&out)[4]) {
-  out[0] = minus_bf16x2((word & 0x000f000fu) | k128, zero);
-  out[1] = minus_bf16x2((word >> 4 & 0x000f000fu) | k128, zero);
-  out[2] = minus_bf16x2((word >> 8 & 0x000f000fu) | k128, zero);
-  out[3] = minus_bf16x2((word >> 12 & 0x000f000fu) | k128, zero);
+// What 128 activations are multiplied by, from the largest of their absolute values as bits, and what a product is multiplied by in turn:
+// 2^(147 - e) and 2^(e - 147) for values below 2^(e - 126).  NaN and infinity give NaN.
+AMK_HD void integer_scale(uint32_t most, float& up, float& down) {
+  uint32_t e = most >> 23;
+  const bool finite = e < 255;
+  e = e < 21 ? 21 : e;
+  up = float_of((274 - e) << 23);
+  down = finite ? float_of((e - 20) << 23) : float_of(0x7fc00000u);
 }
 
-// Four signed bytes of a word, in the order 0, 2, 1, 3: the low seven bits less 128 where the eighth is set.
-AMK_HD void pairs_of_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
-  const uint32_t odd = word >> 8;
-  first = minus_bf16x2((word & 0x007f007fu) | k128, (word & 0x00800080u) | k128);
-  second = minus_bf16x2((odd & 0x007f007fu) | k128, (odd & 0x00800080u) | k128);
+// Four activations as three words of signed bytes.
+AMK_HD void bytes_of_activations(float a, float b, float c, float d, float up, uint32_t& high, uint32_t& middle, uint32_t& low) {
+  // 2^23 + 2^22 + 128 * 257 more: bytes 0 and 1 of the sum are those of q plus 128 each, and carry nothing; byte 2 is high + 64.
+  constexpr float kBias = 8388608.0f + 4194304.0f + 32896.0f;
+  const uint32_t p = bits_of(fma_f32(a, up, kBias)), q = bits_of(fma_f32(b, up, kBias));
+  const uint32_t r = bits_of(fma_f32(c, up, kBias)), s = bits_of(fma_f32(d, up, kBias));
+  const uint32_t pq = bytes_of(p, q, 0x5140), rs = bytes_of(r, s, 0x5140);
+  low = bytes_of(pq, rs, 0x5410) ^ 0x80808080u;
+  middle = bytes_of(pq, rs, 0x7632) ^ 0x80808080u;
+  high = (bytes_of(bytes_of(p, q, 0x0062), bytes_of(r, s, 0x0062), 0x5410) + 0x40404040u) ^ 0x80808080u;
 }
+
+// Eight nibbles as bytes: values 0 to 3 stand in the low nibbles, 4 to 7 in the high ones.  Of `signed_bytes` nibbles are two's
+// complement and the bytes 16 times their value.
+AMK_HD void signed_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
+  first = word << 4 & 0xf0f0f0f0u, second = word & 0xf0f0f0f0u;
+}
+AMK_HD void plain_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
+  first = word & 0x0f0f0f0fu, second = word >> 4 & 0x0f0f0f0fu;
+}
+// Bytes below 128 less bytes below 128.
+AMK_HD uint32_t difference(uint32_t bytes, uint32_t zero) { return ((bytes | 0x80808080u) - zero) ^ 0x80808080u; }
+
+// A small integer as a float, from its sum with kIntegerBias.
+constexpr int32_t kIntegerBias = 0x4b400000;  // the bits of 1.5 * 2^23
+AMK_HD float float_of_biased(int32_t x) { return float_of(uint32_t(x)) - 12582912.0f; }
 
 }  // namespace amk

@@ -11,6 +11,7 @@
 #include "finish.cuh"
 #include "gemv_exact.cuh"
 #include "gemv_fast.cuh"
+#include "gemv_quant.cuh"
 #include "gemv_rows.cuh"
 #include "head.cuh"
 #include "protocol.h"
@@ -59,15 +60,31 @@ __device__ __forceinline__ void signal_all(const Launch& launch, const DeviceTas
   }
 }
 
+// A matrix of K columns times the activations of a source.
+template <int K, class W, class Source>
+__device__ __forceinline__ void run_product(const Context c, const Source& source, const Finish& finish) {
+#if AMK_EXACT
+  gemv_exact<K, W>(c, source, finish);
+#elif AMK_QUANT
+  if constexpr (W::kQuantised) {
+    gemv_quant<K, W>(c, source, finish);
+  } else {
+    gemv_fast<K, W>(c, source, finish);
+  }
+#else
+  gemv_fast<K, W>(c, source, finish);
+#endif
+}
+
 // o_proj and down_proj: the same parameters in the same places.
 template <int K>
 __device__ __forceinline__ void run_project(const Context c) {
 #if AMK_EXACT
-  gemv_exact<K>(c, ExactPlain<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
+  run_product<K, LayerWeights>(c, ExactPlain<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
 #elif AMK_TAGGED
-  gemv_fast<K>(c, TaggedPairSource<K>{c.at<const uint2>(o_proj::x)}, Finish::of(c));
+  run_product<K, LayerWeights>(c, TaggedPairSource<K>{c.at<const uint2>(o_proj::x)}, Finish::of(c));
 #else
-  gemv_fast<K>(c, PlainSource<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
+  run_product<K, LayerWeights>(c, PlainSource<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
 #endif
 }
 
@@ -75,11 +92,11 @@ __device__ __forceinline__ void run_project(const Context c) {
 template <class W>
 __device__ __forceinline__ void run_normed(const Context c, const float* weight, int eps, const Finish& finish) {
 #if AMK_EXACT
-  gemv_exact<kHidden, W>(c, ExactNorm<kHidden>{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+  run_product<kHidden, W>(c, ExactNorm<kHidden>{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
 #elif AMK_TAGGED
-  gemv_fast<kHidden, W>(c, TaggedNormSource{c.at<const uint2>(qkv::h), weight, c.real(eps)}, finish);
+  run_product<kHidden, W>(c, TaggedNormSource{c.at<const uint2>(qkv::h), weight, c.real(eps)}, finish);
 #else
-  gemv_fast<kHidden, W>(c, NormSource{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+  run_product<kHidden, W>(c, NormSource{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
 #endif
 }
 
@@ -127,9 +144,9 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
       namespace a = o_proj_combine;
       const Partials partials{c.at<const float>(a::part), c.p(a::splits), c.p(a::blocks)};
 #if AMK_EXACT
-      gemv_exact<kQSize>(c, ExactCombine{partials, c.p(a::pos_var)}, Finish::of(c));
+      run_product<kQSize, LayerWeights>(c, ExactCombine{partials, c.p(a::pos_var)}, Finish::of(c));
 #else
-      gemv_fast<kQSize>(c, CombineSource{partials, c.p(a::pos_var)}, Finish::of(c));
+      run_product<kQSize, LayerWeights>(c, CombineSource{partials, c.p(a::pos_var)}, Finish::of(c));
 #endif
       return kDone;
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ from amk_core.vm import nvrtc
 from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import Device, Memory, call, pointers
-from amk_core.vm.plan import MAX_FAST_ROWS, Dims, plan_build
+from amk_core.vm.plan import MAX_FAST_ROWS, MAX_QUANT_ROWS, Dims, ProgramError, plan_build
 
 if TYPE_CHECKING:
+    from amk_core.graph import ModelGraph
+    from amk_core.quant.config import QuantConfig
     from amk_core.runtime import Model
 
 
@@ -43,10 +46,19 @@ class Card:
         whole = Target(f.name, f.arch, f.sms, f.smem_bytes)
         return replace(whole, queues=queues) if queues else whole
 
-    @staticmethod
-    def chunk(mode: str, batch: int, chunk: int) -> int:
+    def chunk(self, mode: str, batch: int, chunk: int, g: ModelGraph, quant: QuantConfig | None) -> int:
         """The prompt tokens of a step that the kernels take, at most ``chunk``."""
-        return chunk if mode == "exact" else max(1, min(chunk, MAX_FAST_ROWS // batch))
+        if mode == "exact":
+            return chunk
+        if quant is None:
+            return max(1, min(chunk, MAX_FAST_ROWS // batch))
+        for tokens in range(max(1, min(chunk, MAX_QUANT_ROWS // batch)), 1, -1):
+            dims = Dims(False, batch * tokens, tokens, g.hidden_size, g.intermediate_size, g.n_heads, g.n_kv_heads, g.head_dim,
+                        g.vocab_size, False, layers=quant.layers, head=quant.head)  # fmt: skip
+            with contextlib.suppress(ProgramError):
+                plan_build(dims, self.device.facts.arch, self.device.facts.smem_bytes)
+                return tokens
+        return 1
 
     def vm(self, model: Model, schedule: Schedule, certificate: object, trace: bool = False) -> CudaVM:
         """A program of ``model``; the first one, which is the decode program, packs and uploads the weights.

@@ -18,7 +18,7 @@ from amk_core.vm import quant_tape
 EXACT_WARPS, FAST_WARPS = 16, 8  # warps that execute tasks; in fast mode K is split over them, so they belong to the plan
 UNIT_BYTES, UNIT_K = 512, 32
 STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
-MAX_FAST_ROWS = 64
+MAX_FAST_ROWS, MAX_QUANT_ROWS = 64, 16  # activation rows of a step, with bf16 and with quantised weights
 PIECE_UNITS = 64  # kPieceUnits of vm/ring.cuh
 SAMPLER_BYTES = 16384
 
@@ -134,6 +134,11 @@ def warp_units(k: int, fmt: QuantFormat | None) -> int:
     return -(-int(quant_tape.records_of(k)) // FAST_WARPS) * quant_tape.RECORD_UNITS
 
 
+def staged_bytes(units: int, fmt: QuantFormat | None) -> int:
+    """Shared memory of one row's activations of so many units of K: bf16, or the bytes of kernels/weights.cuh."""
+    return units * 64 if fmt is None else units // quant_tape.RECORD_UNITS * quant_tape.STAGE_BYTES
+
+
 def piece_units(fmt: QuantFormat | None) -> int:
     """Units of 32 values of K in a piece of a long row group."""
     return PIECE_UNITS if fmt is None else quant_tape.PIECE_UNITS // quant_tape.loads(fmt) * quant_tape.RECORD_UNITS
@@ -184,9 +189,12 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         if d.layers or d.head:
             defines |= {"AMK_SLOT_BYTES": 16 * UNIT_BYTES}  # there is no ring
         return Build({**defines, "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0}, work, warps * 32)
-    if d.rows > MAX_FAST_ROWS:
+    formats = (d.layers, d.head)
+    most = MAX_QUANT_ROWS if any(formats) else MAX_FAST_ROWS
+    if d.rows > most:
+        kind = " of quantised weights" if any(formats) else ""
         raise ProgramError(
-            f"{d.rows} rows a step (batch x chunk), the fast device path takes at most {MAX_FAST_ROWS}; use a smaller chunk"
+            f"{d.rows} rows a step (batch x chunk), the fast device path{kind} takes at most {most}; use a smaller chunk"
         )
     if d.head_dim % 32:
         raise ProgramError(f"head dimension {d.head_dim}, the fast device path takes multiples of 32; use mode='exact'")
@@ -195,14 +203,18 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         return max(warp_units(k, d.layers), warp_units(k, d.head) if k == d.hidden else 0)
 
     def staged(k: int) -> int:
-        return d.rows * warps * per_warp(k) * 64
+        each = [staged_bytes(warps * warp_units(k, f), f) for f in (formats if k == d.hidden else formats[:1])]
+        return d.rows * max(each)
 
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
 
     def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none
         units = piece_units(d.layers)
-        piece = d.rows * units * 64  # rows of activations longer than a piece may come piece by piece
-        if 1 < d.rows <= 16 and k == d.inter and units_of(k) > units and (piece <= cap or d.tagged):
+        piece = d.rows * staged_bytes(units, d.layers)  # rows of activations longer than a piece may come piece by piece
+        by_piece = 1 < d.rows <= 16 and k == d.inter and units_of(k) > units
+        if any(formats):  # integers are staged, or there are none
+            return piece if by_piece and staged(k) > cap else staged(k)
+        if by_piece and (piece <= cap or d.tagged):
             return piece
         return staged(k) if staged(k) <= cap or d.tagged else 0
 
@@ -223,7 +235,6 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
     )
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
-    formats = (d.layers, d.head)
     for units in (32, 16) if any(formats) else (64, 32, 16):
         slot_bytes = max(slot_records(units, f) * unit_bytes(f) for f in formats)
         slots = min((budget - work) // slot_bytes, 8 * 64 // units)
@@ -231,7 +242,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
             break
     else:
         raise ProgramError(
-            f"{arch} has {smem_bytes} bytes of shared memory a block; the fast path needs {work + 2 * 16 * UNIT_BYTES}"
+            f"{arch} has {smem_bytes} bytes of shared memory a block; the fast path needs {work + 2 * slot_bytes}, of which {d.rows} "
+            f"rows a step take {stage}; take fewer (batch x chunk)"
         )
     per = max(1, 64 // units)  # slots that make 32 KiB
     if flight is None:

@@ -34,21 +34,34 @@ def matrix(fmt: QuantFormat, rows: int, k: int) -> QuantMatrix:
     return quantise(rng.normal(size=(rows, k)).astype(np.float32) * rng.uniform(0.01, 3.0, (rows, 1)).astype(np.float32), fmt)
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("quant")
+def host_text() -> str:
+    """kernels/weights.cuh without includes, and without the instruction that quant_host.cpp stands in for."""
     text = (ROOT / "kernels" / "weights.cuh").read_text()
+    for name in ("mma_bf16", "mma_s8"):
+        start = text.index(f"__device__ __forceinline__ void {name}(")
+        text = text[:start] + text[text.index("\n}\n", start) + 3 :]
+    assert "asm" not in text
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("#include", "#pragma once")))
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["rows", "halves"])
+def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quant")
     own = folder / "weights.inc"
-    own.write_text("".join(line for line in text.splitlines(keepends=True) if not line.startswith(("#include", "#pragma once"))))
+    own.write_text(host_text())
     cases = " ".join(f"CASE({quant_tape.number(f)})" for f in FORMATS)
-    flags = ["-O1", "-ffp-contract=off", f'-DWEIGHTS_TEXT="{own}"', f"-DFORMATS={cases}", f"-I{ROOT / 'vm'}"]
-    return compiled(folder / "quant", [Path(__file__).with_name("quant_host.cpp")], *flags)
+    flags = ["-O1", "-ffp-contract=off", "-pthread", f'-DWEIGHTS_TEXT="{own}"', f"-DFORMATS={cases}", f"-DHALVES={request.param}"]
+    return compiled(folder / "quant", [Path(__file__).with_name("quant_host.cpp")], *flags, f"-I{ROOT / 'vm'}")
 
 
-def run(host: Path, mode: str, fmt: QuantFormat, rows: int, k: int, data: np.ndarray, folder: Path) -> np.ndarray:
-    file = folder / "tape.bin"
-    data.tofile(file)
-    done = subprocess.run([str(host), mode, str(quant_tape.number(fmt)), str(k), str(rows), str(file)], capture_output=True)
+def run(
+    host: Path, mode: str, fmt: QuantFormat, rows: int, k: int, data: np.ndarray, folder: Path, x: np.ndarray | None = None
+) -> np.ndarray:
+    tape, activations = folder / "tape.bin", folder / "activations.bin"
+    data.tofile(tape)
+    (np.zeros(k, np.float32) if x is None else x).tofile(activations)
+    command = [str(host), mode, str(quant_tape.number(fmt)), str(k), str(rows), str(tape), str(activations)]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.returncode
     return np.frombuffer(done.stdout, np.float32)
 
@@ -63,23 +76,62 @@ def test_exact_mode_computes_the_values_of_the_matrix_from_the_packed_bytes(
     np.testing.assert_array_equal(got, m.dequantise())
 
 
+def integers(x: np.ndarray) -> np.ndarray:
+    """Activations as the kernels round them: integers of 21 bits over a power of two for each 128 of them."""
+    out = np.zeros(len(x))
+    for at in range(0, len(x), 128):
+        part = x[at : at + 128].astype(np.float64)
+        unit = 2.0 ** (np.floor(np.log2(max(np.abs(part).max(), 1e-30))) + 1 - 21)
+        out[at : at + 128] = np.rint(part / unit) * unit
+    return out
+
+
 @pytest.mark.parametrize(("rows", "k"), SHAPES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_what_the_lanes_take_of_the_records_is_the_matrix(fmt: QuantFormat, rows: int, k: int, host: Path, tmp_path: Path) -> None:
+def test_a_warp_gives_the_product_of_the_matrix_and_the_activations(
+    fmt: QuantFormat, rows: int, k: int, host: Path, tmp_path: Path
+) -> None:
     m = matrix(fmt, rows, k)
     tape = quant_order(m)
-    groups, records, per = -(-rows // 8), -(-k // 128), 128 // quant_tape.group_of(fmt)
+    groups, records = -(-rows // 8), -(-k // 128)
     assert tape.nbytes == groups * records * quant_tape.record_bytes(fmt) == tile_shape(rows, k, fmt)[1]
-    out = run(host, "fast", fmt, rows, k, tape, tmp_path).reshape(groups, records, 8, 4, 32 + 4 * per)  # lane: (g, t)
-    codes = out[..., :32].reshape(groups, records, 8, 4, 4, 8)  # [group, record, g, t, s, i] -> row, value 32 s + 8 t + i
-    codes = codes.transpose(0, 2, 1, 4, 3, 5).reshape(groups * 8, records * 128)
-    entries = out[..., 32:].reshape(groups, records, 8, 4, 2, per, 2)
-    np.testing.assert_array_equal(entries, np.broadcast_to(entries[:, :, :1], entries.shape))  # all g alike
-    # [group, record, t, entry, group of K, one of two rows] -> [entry, row 2 t + one, group of K]
-    entries = entries[:, :, 0].transpose(3, 0, 2, 5, 1, 4).reshape(2, groups * 8, records * per)
-    scale, minimum = (np.repeat(x, quant_tape.group_of(fmt), axis=1)[:rows, :k].astype(np.float64) for x in entries)
-    value = codes[:rows, :k] * scale + minimum
-    np.testing.assert_array_equal(value.astype(np.float32), m.dequantise())
+    rng = np.random.default_rng(5)
+    x = (rng.normal(size=k) * np.exp(rng.normal(size=k) * 2)).astype(np.float32)  # outliers among them
+    got = run(host, "fast", fmt, rows, k, tape, tmp_path, x)[:rows]
+    values, rounded = m.dequantise().astype(np.float64), integers(x)
+    size = np.abs(values) @ np.abs(rounded) + (np.abs(m.offset.astype(float)).max() if fmt.kind == "min" else 0) * np.abs(x).sum()  # type: ignore[union-attr]
+    assert (np.abs(got - values @ rounded) <= 1e-6 * size).all()
+
+
+def test_one_weight_and_one_activation_at_a_time_meet_exactly(host: Path, tmp_path: Path) -> None:
+    """Any other order of bytes, limbs or scales would give 0 or another number."""
+    for name in ("int8-g32", "int4-g32-min", "int4-g64-zero", "int4-g128"):
+        fmt = QuantFormat.parse(name)
+        m = matrix(fmt, 8, 200)
+        tape = quant_order(m)
+        for k in (0, 5, 31, 32, 77, 127, 128, 199):
+            x = np.zeros(200, np.float32)
+            x[k] = np.float32(1234.5678)
+            got = run(host, "fast", fmt, 8, 200, tape, tmp_path, x)[:8]
+            want = m.dequantise()[:, k].astype(np.float64) * integers(x)[k]
+            np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_an_activation_that_is_not_finite_shows(bad: float, host: Path, tmp_path: Path) -> None:
+    fmt = QuantFormat.parse("int8-g128")
+    x = np.ones(200, np.float32)
+    x[3] = bad
+    assert np.isnan(run(host, "fast", fmt, 16, 200, quant_order(matrix(fmt, 16, 200)), tmp_path, x)).all()
+
+
+def test_activations_of_any_size_keep_their_values(host: Path, tmp_path: Path) -> None:
+    fmt = QuantFormat.parse("int8-g128")
+    m = matrix(fmt, 16, 200)
+    for size in (0.0, 1e-30, 1e-10, 1.0, 1e10, 1e30):
+        x = np.full(200, size, np.float32)
+        got = run(host, "fast", fmt, 16, 200, quant_order(m), tmp_path, x)
+        np.testing.assert_allclose(got, m.dequantise().astype(np.float64) @ x, rtol=1e-5, atol=size * 1e-3)
 
 
 def test_every_format_has_its_own_number() -> None:
