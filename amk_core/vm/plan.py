@@ -242,8 +242,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
             break
     else:
         raise ProgramError(
-            f"{arch} has {smem_bytes} bytes of shared memory a block; the fast path needs {work + 2 * slot_bytes}, of which {d.rows} "
-            f"rows a step take {stage}; take fewer (batch x chunk)"
+            f"{arch} has {smem_bytes} bytes of shared memory a block; the fast path needs {work + 2 * slot_bytes}, of which "
+            f"{d.rows} rows a step take {stage}; take fewer (batch x chunk)"
         )
     per = max(1, 64 // units)  # slots that make 32 KiB
     if flight is None:
