@@ -29,7 +29,7 @@ WIDTHS = {"fp32": 4, "bf16": 2}  # bytes of a weight and of a number in the cach
 # What returns to the host for every kernel of a step takes many times as long: fewer steps tell as much of it.
 SLOW, SLOW_TOKENS, SLOW_BLOCKS = "hf-eager", 4, 6
 LEAST_ROWS = 2176  # of every static cache on a card
-LEAN_FROM = 4e9  # weights: from so many on, the reference in float32 has none of its own
+LEAN_FROM = 1e9  # weights: from so many on, the reference in float32 has none of its own
 
 
 class NoRoom(RuntimeError):

@@ -45,12 +45,24 @@ def _live(setting: Setting) -> Any:
 
 
 class BestOfModes(RemoteEngine):
-    """An engine that can run in several modes: all are tried in the first cell, one after the other, and the quickest stays."""
+    """An engine that can run in several modes: all are tried in the first cell, one after the other, and the quickest stays.
 
-    def __init__(self, name: str, precision: str, workers: dict[str, Resident]) -> None:
+    ``together``: the device holds all of them at once, so that they start side by side.
+    """
+
+    def __init__(self, name: str, precision: str, workers: dict[str, Resident], together: bool = False) -> None:
         super().__init__(name, precision, next(iter(workers.values())))
-        self._workers = workers
+        self._workers, self._together = workers, together
         self.tried: dict[str, str] = {}
+
+    def launch(self) -> None:
+        for worker in self._workers.values() if self._together else (self.resident,):
+            if not worker.running:
+                worker.launch()
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
 
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
         if len(self._workers) > 1 and not self.tried:
@@ -73,11 +85,15 @@ class BestOfModes(RemoteEngine):
                 self.tried[mode] = f"{1e6 * times[mode]:.0f} us"
             except RivalBroke as error:
                 self.tried[mode] = " ".join(str(error).split())[:300]
-            worker.close()
+            if not self._together:
+                worker.close()
         if not times:
             told = "; ".join(f"{mode}: {said}" for mode, said in self.tried.items())
             raise RivalBroke(f"{self.name} runs in no mode: {told}")
         self.resident = self._workers[min(times, key=lambda mode: times[mode])]
+        for worker in self._workers.values():
+            if worker is not self.resident:
+                worker.close()
 
     def describe(self) -> dict[str, str]:
         return {**super().describe(), **{f"tried {mode}": said for mode, said in self.tried.items()}}
@@ -123,7 +139,7 @@ def vllm(setting: Setting) -> BestOfModes:
     values = {"model": str(_checkpoint(setting)), "rows": rows, "batch": setting.batch, "kv_bytes": kv, "share": _share(graph, kv)}
     modes = [m for m in os.environ.get("AMK_VLLM_MODES", ",".join(MODES)).split(",") if m]
     workers = {m: Resident(worker_command(python, "amk_bench.rivals.vllm_worker", {**values, "mode": m}), env) for m in modes}
-    return BestOfModes("vLLM", "bf16", workers)
+    return BestOfModes("vLLM", "bf16", workers, together=len(workers) == 1 or _fit(len(workers) * values["share"]))
 
 
 def _share(graph: ModelGraph, kv_bytes: int) -> float:
@@ -132,6 +148,14 @@ def _share(graph: ModelGraph, kv_bytes: int) -> float:
 
     total = torch.cuda.get_device_properties(0).total_memory
     return float(min(0.95, (2.2 * graph.parameters() + kv_bytes + BEYOND) / total))
+
+
+def _fit(share: float) -> bool:
+    """Whether this share of the card's memory is free."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return bool(share * total < free)
 
 
 def llama_folder() -> Path:

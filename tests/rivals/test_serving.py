@@ -192,6 +192,7 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "vllm-0.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0\n")
     monkeypatch.setenv("AMK_VLLM_PATH", str(place))
     monkeypatch.setattr(serving, "_share", lambda graph, kv: 0.1)
+    monkeypatch.setattr(serving, "_fit", lambda share: False)
     return place
 
 
@@ -221,6 +222,24 @@ def test_vllm_is_started_with_these_weights_tried_in_its_modes_and_the_quickest_
     assert told["tried mp-sync"].endswith(" us")
     assert told["clock"] == "host clock in the rival's process"
     engine.close()
+
+
+def test_modes_that_fit_the_card_together_start_side_by_side_and_the_quickest_stays(
+    fake_vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMK_VLLM_MODES", "mp-sync,mp-async")
+    monkeypatch.setattr(serving, "_fit", lambda share: share == pytest.approx(0.2))
+    engine: Any = registry.make("vllm", card())
+    engine.launch()
+    both = list(engine._workers.values())
+    assert [worker.running for worker in both] == [True, True]
+    engine.prepare([5, 6], 1, 12)
+    assert engine.resident is both[1]
+    assert [worker.running for worker in both] == [False, True]
+    assert [worker.starts for worker in both] == [1, 1]
+    assert engine.decode([1], 4) == [expected(1, 2, 4)]
+    engine.close()
+    assert not both[1].running
 
 
 def test_a_mode_that_does_not_start_is_told_and_the_other_is_used(fake_vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
