@@ -17,7 +17,8 @@ namespace amk {
 enum OpCode : int32_t {
   kOpaque = 0, kEmbed = 1, kQkv = 2, kAttn = 3, kAttnCombine = 4, kOProj = 5, kOProjCombine = 6,
   kGateUp = 7, kDownProj = 8, kLmHead = 9, kSample = 10,
-  kOPart = 11, kDownPart = 12, kOSum = 13, kDownSum = 14, kOpCount = 15
+  kOPart = 11, kDownPart = 12, kOSum = 13, kDownSum = 14, kRankQkv = 15, kRankAttn = 16,
+  kOpCount = 17
 };
 
 // Buffer parameters always come first, so that the same index finds the pointer of a compiled task.
@@ -46,10 +47,17 @@ namespace sample {
 enum { logits, amax, control, stop_ids, token, out, stop, done, m, tiles, vocab, n_stop_ids, pos_var, count };
 }
 
-namespace o_part { enum { x, w, out, m, row0, row1, k0, k1, part, layer, count }; }
+namespace o_part { enum { attn, w, out, m, row0, row1, k0, k1, head_dim, pieces, part, layer, count }; }
 namespace down_part { enum { x, w, out, m, row0, row1, k0, k1, part, layer, count }; }
 namespace o_sum { enum { parts, h, out, m, col0, col1, n, layer, count }; }
 namespace down_sum { enum { parts, h, out, m, col0, col1, n, layer, count }; }
+
+namespace rank_qkv {
+enum { h, norm_w, w, cos, sin, q, k, v, m, ctx, row0, row1, hidden, n_heads, n_kv, head_dim, pos_var, layer, eps, count };
+}
+namespace rank_attn {
+enum { q, k, v, attn, m, ctx, kv_head, head, heads, n_heads, n_kv, head_dim, pieces, piece, pos_var, layer, scale, count };
+}
 
 // Words of one row of the sampler's control buffer.
 namespace control { enum { temperature, top_k, top_p, seed_lo, seed_hi, count = 8 }; }

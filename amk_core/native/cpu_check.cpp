@@ -17,14 +17,14 @@ int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 const char* name_of(int32_t op) {
   static constexpr const char* kNames[kOpCount] = {"opaque", "embed", "qkv", "attn", "attn_combine", "o_proj",
                                                    "o_proj_combine", "gate_up", "down_proj", "lm_head", "sample",
-                                                   "o_part", "down_part", "o_sum", "down_sum"};
+                                                   "o_part", "down_part", "o_sum", "down_sum", "rank_qkv", "rank_attn"};
   return op >= 0 && op < kOpCount ? kNames[op] : "?";
 }
 
 int param_count(int32_t op) {
   static constexpr int kCount[kOpCount] = {0, embed::count, qkv::count, attn::count, attn_combine::count, o_proj::count,
                                            o_proj_combine::count, gate_up::count, down_proj::count, lm_head::count,
-                                           sample::count, o_part::count, down_part::count, o_sum::count, down_sum::count};
+                                           sample::count, o_part::count, down_part::count, o_sum::count, down_sum::count, rank_qkv::count, rank_attn::count};
   return kCount[op];
 }
 
@@ -236,8 +236,55 @@ struct Check {
     packing(p(gate_up::packed));
   }
 
-  void part() {  // o_part and down_part
+  void rank_qkv() {
+    namespace a = amk::rank_qkv;
+    const int64_t d = p(a::head_dim), hidden = p(a::hidden), ctx = p(a::ctx);
+    sequences(p(a::m), 1, 1, ctx, p(a::pos_var), true);
+    heads(p(a::n_heads), p(a::n_kv), d);
+    const int64_t q_end = p(a::n_heads) * d, kv = p(a::n_kv) * d, row0 = p(a::row0), row1 = p(a::row1);
+    tile(a::w, row0, row1, hidden);
+    range("row1", row1, row0 + 1, q_end + 2 * kv);
+    if ((row0 < q_end + kv && row0 % 2) || (row1 < q_end + kv && row1 % 2)) fail("a tile boundary cuts a rotary pair");
+    eps(a::eps);
+    buffer(a::h, kReads, 1, hidden);
+    buffer(a::norm_w, kReads, 1, hidden);
+    buffer(a::cos, kReads, ctx, d / 2);
+    buffer(a::sin, kReads, ctx, d / 2);
+    buffer(a::q, kWrites, 1, q_end + 2 * kv);
+    for (const int cache : {a::k, a::v}) buffer(cache, kWrites, ctx, kv, true);
+  }
+
+  void rank_attn() {
+    namespace a = amk::rank_attn;
+    const int64_t d = p(a::head_dim), n_kv = p(a::n_kv), ctx = p(a::ctx);
+    sequences(p(a::m), 1, 1, ctx, p(a::pos_var), true);
+    heads(p(a::n_heads), n_kv, d);
+    range("kv_head", p(a::kv_head), 0, n_kv - 1);
+    range("heads", p(a::heads), 1, p(a::n_heads));
+    range("head", p(a::head), 0, p(a::n_heads) - p(a::heads));
+    range("pieces", p(a::pieces), 1, kMaxBlocks);
+    range("piece", p(a::piece), 0, p(a::pieces) - 1);
+    buffer(a::q, kReads, 1, (p(a::n_heads) + 2 * n_kv) * d);
+    for (const int cache : {a::k, a::v}) buffer(cache, kReads, ctx, n_kv * d, true);
+    buffer(a::attn, kWrites, p(a::head) + p(a::heads), p(a::pieces) * (d + 2));
+  }
+
+  void o_part() {
     namespace a = amk::o_part;
+    const int64_t d = p(a::head_dim);
+    range("m", p(a::m), 1, 1);
+    range("head_dim", d, 2, kMaxHeadDim);
+    range("k0", p(a::k0), 0, p(a::k1) - 1);
+    if (p(a::k0) % d || p(a::k1) % d) fail("a part of the output projection is of whole heads");
+    range("pieces", p(a::pieces), 1, kMaxBlocks);
+    range("part", p(a::part), 0, kMaxParts - 1);
+    tile(a::w, p(a::row0), p(a::row1), p(a::k1) - p(a::k0));
+    buffer(a::attn, kReads, p(a::k1) / d, p(a::pieces) * (d + 2));
+    activation(a::out, kWrites, p(a::part) + 1, p(a::row1));
+  }
+
+  void down_part() {
+    namespace a = amk::down_part;
     rows(p(a::m));
     range("k0", p(a::k0), 0, p(a::k1) - 1);
     range("part", p(a::part), 0, kMaxParts - 1);
@@ -305,8 +352,10 @@ struct Check {
       case kOProjCombine: return o_proj_combine();
       case kGateUp: return gate_up();
       case kLmHead: return lm_head();
-      case kOPart:
-      case kDownPart: return part();
+      case kRankQkv: return rank_qkv();
+      case kRankAttn: return rank_attn();
+      case kOPart: return o_part();
+      case kDownPart: return down_part();
       case kOSum:
       case kDownSum: return sum();
       default: return sample();
@@ -347,8 +396,15 @@ int64_t scratch_floats(const Task& t) {
              tile(o_proj_combine::m, o_proj_combine::row0, o_proj_combine::row1, 1);
     case kGateUp:
       return part(p(gate_up::m) * up(p(gate_up::hidden), kLanes)) + tile(gate_up::m, gate_up::row0, gate_up::row1, 2);
+    case kRankQkv: return part(up(p(rank_qkv::hidden), kLanes)) + tile(rank_qkv::m, rank_qkv::row0, rank_qkv::row1, 1);
+    case kRankAttn: {
+      const int64_t d = p(rank_attn::head_dim), dp = up(d, kLanes), most = (p(rank_attn::ctx) + p(rank_attn::pieces) - 1) / p(rank_attn::pieces);
+      return part(dp) + part(most * dp) + part(up(most, kLanes)) + part(d);
+    }
     case kOPart:
-    case kDownPart: return part(p(o_part::m) * up(p(o_part::k1) - p(o_part::k0), kLanes)) + tile(o_part::m, o_part::row0, o_part::row1, 1);
+      return part(2 * p(o_part::pieces)) + part(up(p(o_part::k1) - p(o_part::k0), kLanes)) + tile(o_part::m, o_part::row0, o_part::row1, 1);
+    case kDownPart:
+      return part(p(down_part::m) * up(p(down_part::k1) - p(down_part::k0), kLanes)) + tile(down_part::m, down_part::row0, down_part::row1, 1);
     case kLmHead: return part(p(lm_head::m) * up(p(lm_head::hidden), kLanes));
     default: return 0;
   }

@@ -316,9 +316,90 @@ struct Body {
     residual(a::h, a::h, p(a::row0), p(a::row1), m, x, kp, kp);
   }
 
-  // o_part and down_part: dot products over a piece of K, in the rows of one rank.
-  void part() {
-    namespace a = o_part;
+  // A rank's queries, keys and values into its own memory, keys and values into the cache too.
+  void rank_qkv() {
+    namespace a = amk::rank_qkv;
+    const int64_t d = p(a::head_dim), row0 = p(a::row0), row1 = p(a::row1), hidden = p(a::hidden), n = row1 - row0;
+    const int64_t q_end = p(a::n_heads) * d, k_end = q_end + p(a::n_kv) * d;
+    const Rows rows(step, 1, 1, p(a::pos_var), vars);
+    const float* x = normed(a::h, a::norm_w, 1, hidden, real(t.p[a::eps]));
+    float *y = take(n), *out = at(a::q) + row0;
+    matmul(n, x, up(hidden, kLanes), 1, up(hidden, kLanes), y, n);
+    if (!rows.active(0, 0)) {
+      std::fill(out, out + n, 0.0f);
+      return;
+    }
+    const int64_t position = rows.position(0, 0);
+    const float *cosine = at(a::cos) + position * cols(a::cos), *sine = at(a::sin) + position * cols(a::sin);
+    for (int64_t row = row0; row < std::min(row1, k_end); row += 2) {
+      const int64_t i = row % d / 2;
+      const float u = y[row - row0], v = y[row - row0 + 1];
+      const float u_cos = u * cosine[i], v_sin = v * sine[i], v_cos = v * cosine[i], u_sin = u * sine[i];
+      y[row - row0] = u_cos - v_sin;
+      y[row - row0 + 1] = v_cos + u_sin;
+    }
+    std::copy(y, y + n, out);
+    const int64_t k0 = std::max(row0, q_end), k1 = std::min(row1, k_end), v0 = std::max(row0, k_end);
+    if (k0 < k1) append(a::k, position, k0 - q_end, y + (k0 - row0), k1 - k0);
+    if (v0 < row1) append(a::v, position, v0 - k_end, y + (v0 - row0), row1 - v0);
+  }
+
+  // Attention of some heads over the positions j, j + pieces, ..; the newest key and value come with the queries.
+  void rank_attn() {
+    namespace a = amk::rank_attn;
+    const int64_t d = p(a::head_dim), dp = up(d, kLanes), pieces = p(a::pieces), j = p(a::piece), kv_head = p(a::kv_head);
+    const Rows rows(step, 1, 1, p(a::pos_var), vars);
+    const bool active = rows.active(0, 0);
+    const int64_t last = rows.position(0, 0), n = active && last >= j ? (last - j) / pieces + 1 : 0;
+    float *q = take(dp), *space = take(n * dp), *s = take(up(n, kLanes)), *o = take(d);
+    auto gather = [&](int cache, int64_t head, int64_t width) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t row = j + i * pieces;
+        float* to = space + i * width;
+        if (row == last) {
+          const float* from = at(a::q) + head * d;
+          for (int64_t e = 0; e < d; ++e) to[e] = bf16(cache) ? f32_of_bf16(bf16_of(from[e])) : from[e];
+          std::fill(to + d, to + width, 0.0f);
+        } else if (bf16(cache)) {
+          k.expand_bf16(at<uint16_t>(cache) + row * cols(cache) + kv_head * d, d, width, to);
+        } else {
+          k.prepare(at(cache) + row * cols(cache) + kv_head * d, d, width, false, to);
+        }
+      }
+    };
+    for (int64_t head = p(a::head); head < p(a::head) + p(a::heads); ++head) {
+      float* to = at(a::attn) + head * cols(a::attn) + j * (d + 2);
+      if (n == 0) {  // a piece that nobody has reached weighs nothing; a row that is not active is zero
+        std::fill(to, to + d + 2, 0.0f);
+        to[0] = active ? std::numeric_limits<float>::lowest() : 0.0f, to[1] = active ? 0.0f : 1.0f;
+        continue;
+      }
+      k.prepare(at(a::q) + head * d, d, dp, mc.fast, q);
+      gather(a::k, p(a::n_heads) + kv_head, dp);
+      k.scores(q, space, dp, n, dp, real(t.p[a::scale]), s);
+      k.softmax_block(s, n, to);
+      gather(a::v, p(a::n_heads) + p(a::n_kv) + kv_head, d);
+      k.weighted_sum(s, up(n, kLanes), 1, space, d, n, d, o, d);
+      std::copy(o, o + d, to + 2);
+    }
+  }
+
+  // Some heads' attention merged, and its dot products over their piece of K.
+  void o_part() {
+    namespace a = amk::o_part;
+    const int64_t d = p(a::head_dim), pieces = p(a::pieces), kk = p(a::k1) - p(a::k0), kp = up(kk, kLanes), row0 = p(a::row0), n = p(a::row1) - row0;
+    int64_t* where = reinterpret_cast<int64_t*>(take(2 * pieces));
+    float *x = take(kp), *y = take(n);
+    for (int64_t j = 0; j < pieces; ++j) where[j] = j * (d + 2);
+    for (int64_t i = 0; i < kk / d; ++i) k.combine(at(a::attn) + (p(a::k0) / d + i) * cols(a::attn), where, pieces, d, x + i * d);
+    k.prepare(x, kk, kp, mc.fast, x);
+    matmul(n, x, kp, 1, kp, y, n);
+    std::copy_n(y, n, at(a::out) + p(a::part) * cols(a::out) + row0);
+  }
+
+  // Dot products over a piece of K, in the rows of one rank.
+  void down_part() {
+    namespace a = amk::down_part;
     const int64_t m = p(a::m), k0 = p(a::k0), kk = p(a::k1) - k0, kp = up(kk, kLanes), row0 = p(a::row0), n = p(a::row1) - row0;
     float *x = take(m * kp), *y = take(m * n);
     for (int64_t r = 0; r < m; ++r) k.prepare(at(a::x) + r * cols(a::x) + k0, kk, kp, mc.fast, x + r * kp);
@@ -465,8 +546,10 @@ struct Body {
       case kGateUp: return gate_up(), true;
       case kLmHead: return lm_head(), true;
       case kSample: return sample(), true;
-      case kOPart:
-      case kDownPart: return part(), true;
+      case kRankQkv: return rank_qkv(), true;
+      case kRankAttn: return rank_attn(), true;
+      case kOPart: return o_part(), true;
+      case kDownPart: return down_part(), true;
       case kOSum:
       case kDownSum: return sum(), true;
       default: return true;  // refused at load
@@ -485,13 +568,13 @@ bool run_body(const Machine& machine, const Task& task, int64_t step, std::span<
 }
 
 int buffer_params(int32_t op) {
-  static constexpr int kCount[kOpCount] = {0, 3, 8, 5, 2, 4, 3, 4, 4, 5, 8, 3, 3, 3, 3};
+  static constexpr int kCount[kOpCount] = {0, 3, 8, 5, 2, 4, 3, 4, 4, 5, 8, 3, 3, 3, 3, 8, 4};
   return kCount[op];
 }
 
 int weight_param(int32_t op) {
   static constexpr int kIndex[kOpCount] = {-1, -1, qkv::w, -1, -1, o_proj::w, o_proj_combine::w, gate_up::w, down_proj::w,
-                                           lm_head::w, -1, o_part::w, down_part::w, -1, -1};
+                                           lm_head::w, -1, o_part::w, down_part::w, -1, -1, rank_qkv::w, -1};
   return kIndex[op];
 }
 

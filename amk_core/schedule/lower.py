@@ -435,7 +435,8 @@ def lower(
 
 
 def hops(schedule: Schedule) -> int:
-    """Dependent phases of one layer: 5, or 6 with separate combine tasks; 8 with ranks, of which 2 cross them."""
+    """Dependent phases of one layer: 5, or 6 with separate combine tasks; 7 with ranks, of which 2 cross them."""
     codes = set(schedule.columns.task_op.tolist())
-    ops = ("qkv", "attn", "attn_combine", "gate_up", "down_proj", "o_part", "o_sum", "down_part", "down_sum")
-    return sum(CODES[op] in codes for op in ops) + int(CODES["o_part"] not in codes)
+    if CODES["o_part"] in codes:
+        return sum(CODES[op] in codes for op in ("rank_qkv", "rank_attn", "o_part", "o_sum", "gate_up", "down_part", "down_sum"))
+    return sum(CODES[op] in codes for op in ("qkv", "attn", "attn_combine", "gate_up", "down_proj")) + 1

@@ -4,11 +4,11 @@ Inside a rank values are handed on in the memory of its cluster, behind counters
 partial sums travel, tagged: of the output projection one part a KV head, of the down projection one a rank.  Queue j of every rank
 adds the parts of the j-th piece of the residual stream and gives it to its cluster, so every rank holds the whole stream:
 
-    qkv -> attn -> attn_combine -> o_part  (in ranks with KV heads)
+    rank_qkv -> rank_attn -> o_part  (in ranks with KV heads)
         => o_sum -> gate_up -> down_part => down_sum
 
 ``=>`` crosses ranks, ``->`` stays in a cluster: two hand-offs of a layer go through global memory in place of five.  How K is cut
-into parts belongs to the numeric plan: the number of ranks changes bits, the size of a cluster does not.
+into parts and positions into PIECES belongs to the numeric plan: the number of ranks changes bits, the size of a cluster does not.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from amk_core.graph import ModelGraph
 from amk_core.schedule.build import ALIGN, Wait
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Schedule
-from amk_core.schedule.lower import Geometry, Lowering, Mode, attn_block, split_rows
+from amk_core.schedule.lower import Geometry, Lowering, Mode, split_rows
 from amk_core.schedule.ops import MAX_PARTS
 from amk_core.targets import Target
 
 MAX_CLUSTER = 16
 POOL = "cluster"
+PIECES = 8  # of attention: piece j has the positions j, j + 8, ..; part of the numeric plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,14 @@ class _RankLowering(Lowering):
         if target.queues < ranks.queues:
             raise ValueError(f"{ranks.count} ranks of {ranks.cluster} queues, {target.name} has {target.queues}")
         own = dataclasses.replace(target, queues=ranks.queues)
-        super().__init__(graph, dataclasses.replace(config, attn_splits=ranks.cluster), own, geometry, mode, None)
+        super().__init__(graph, config, own, geometry, mode, None)
         g, d = graph, graph.head_dim
-        self.ranks, self.limits, self.tagged, self.plan = ranks, target.limits(), True, {"ranks": ranks.count}
+        self.ranks, self.limits, self.tagged, self.plan = (
+            ranks,
+            target.limits(),
+            True,
+            {"ranks": ranks.count, "attn_pieces": PIECES},
+        )
         self.group = g.n_heads // g.n_kv_heads
         self.heads = [(h * self.group * d, (h + 1) * self.group * d) for h in range(g.n_kv_heads)]  # K of the o parts
         self.units = split_rows(g.intermediate_size, ranks.count, config.row_align)  # K of the down parts
@@ -72,8 +78,8 @@ class _RankLowering(Lowering):
     def handed_on(self) -> None:
         g, b, m, d = self.g, self.b, self.m, self.g.head_dim
         shapes = {
-            "h": (m, g.hidden_size), "q": (m, g.n_heads * d), "part": (m * g.n_heads, self.splits * self.blocks * (d + 2)),
-            "attn": (m, g.n_heads * d), "act": (m, g.intermediate_size),
+            "h": (m, g.hidden_size), "qkv": (m, (g.n_heads + 2 * g.n_kv_heads) * d), "attn": (g.n_heads, PIECES * (d + 2)),
+            "act": (m, g.intermediate_size),
         }  # fmt: skip
         b.clusters[POOL] = self.ranks.cluster
         for r in range(self.ranks.count):
@@ -99,7 +105,8 @@ class _RankLowering(Lowering):
         """Tile j on queue j of a rank; returns the waits of whoever needs all of them, none if not ``joined``."""
         done = (self.b.counter(name),) if joined else ()
         for j, tile in enumerate(tiles):
-            self.b.task(op, self.queue(rank, j), tile, waits, done)
+            # behind the first task of the phase on its queue the wait is implied by queue order
+            self.b.task(op, self.queue(rank, j), tile, waits if j < self.ranks.cluster else (), done)
         return tuple((c, len(tiles), 0) for c in done)
 
     def rows_of(self, head: int) -> list[list[tuple[int, int]]]:
@@ -118,42 +125,40 @@ class _RankLowering(Lowering):
         return out
 
     def attention(self, i: int, rank: int, head: int, before: Sequence[Wait]) -> None:
-        g, geo, ids, m = self.g, self.geo, self.b.buffer_ids, self.m
-        at = {name: ids[f"R{rank}.{name}"] for name in ("h", "q", "part", "attn")}
+        g, ids, d = self.g, self.b.buffer_ids, self.g.head_dim
         cache = {"k": ids[f"L{i}.k"], "v": ids[f"L{i}.v"]}
-        heads = {
-            "m": m, "chunk": 1, "batch": 1, "ctx": geo.kv_rows, "n_heads": g.n_heads, "n_kv": g.n_kv_heads, "head_dim": g.head_dim,
-            "pos_var": 0, "layer": i,
+        common = {
+            "q": ids[f"R{rank}.qkv"], **cache, "m": self.m, "ctx": self.geo.kv_rows, "n_heads": g.n_heads, "n_kv": g.n_kv_heads,
+            "head_dim": d, "pos_var": 0, "layer": i,
         }  # fmt: skip
         name = f"L{i}.head{head}"
         qkv = {
-            **heads, **cache, "h": at["h"], "norm_w": ids[f"L{i}.attn_norm"], "w": ids[f"L{i}.qkv"], "cos": ids["rope.cos"],
-            "sin": ids["rope.sin"], "q": at["q"], "hidden": g.hidden_size, "partial": self.partial, "packed": 0, "eps": g.norm_eps,
+            **common, "h": ids[f"R{rank}.h"], "norm_w": ids[f"L{i}.attn_norm"], "w": ids[f"L{i}.qkv"], "cos": ids["rope.cos"],
+            "sin": ids["rope.sin"], "hidden": g.hidden_size, "eps": g.norm_eps,
         }  # fmt: skip
         projected, n = self.b.counter(f"{name}.qkv"), 0
-        for j, pieces in enumerate(self.rows_of(head)):
-            for row0, row1 in pieces:
-                self.b.task("qkv", self.queue(rank, j), {**qkv, "row0": row0, "row1": row1}, before, (projected,))
+        for j, tiles in enumerate(self.rows_of(head)):
+            for k, (row0, row1) in enumerate(tiles):
+                tile = {**qkv, "row0": row0, "row1": row1}
+                self.b.task("rank_qkv", self.queue(rank, j), tile, () if k else before, (projected,))
                 n += 1
-        shape = {
-            **heads, "group": self.group, "splits": self.splits, "blocks": self.blocks, "block": attn_block(self.mode, g.head_dim),
-            "seq": 0, "kv_head": head, "part": at["part"],
-        }  # fmt: skip
         attn = [
-            {**shape, **cache, "q": at["q"], "out": -1, "split": s, "partial": self.partial, "packed": 0, "scale": g.attn_scale}
-            for s in range(self.splits)
-        ]
-        seen = self.spread("attn", rank, f"{name}.attn", attn, ((projected, n, 0),))
-        merged = self.spread("attn_combine", rank, f"{name}.combine", [{**shape, "out": at["attn"]}], seen)
+            {
+                **common, "attn": ids[f"R{rank}.attn"], "kv_head": head, "head": head * self.group, "heads": self.group,
+                "pieces": PIECES, "piece": j, "scale": g.attn_scale,
+            }
+            for j in range(PIECES)
+        ]  # fmt: skip
+        seen = self.spread("rank_attn", rank, f"{name}.attn", attn, ((projected, n, 0),))
         k0, k1 = self.heads[head]
         o = [
             {
-                "x": at["attn"], "w": ids[f"L{i}.o.{k0}-{k1}"], "out": ids[f"L{i}.o_part"], "m": m, "row0": a, "row1": e, "k0": k0,
-                "k1": k1, "part": head, "layer": i,
+                "attn": ids[f"R{rank}.attn"], "w": ids[f"L{i}.o.{k0}-{k1}"], "out": ids[f"L{i}.o_part"], "m": self.m, "row0": a,
+                "row1": e, "k0": k0, "k1": k1, "head_dim": d, "pieces": PIECES, "part": head, "layer": i,
             }
             for a, e in self.cols
         ]  # fmt: skip
-        self.spread("o_part", rank, f"{name}.o", o, merged, joined=False)
+        self.spread("o_part", rank, f"{name}.o", o, seen, joined=False)
 
     def sums(self, op: str, i: int, rank: int, parts: str, n: int) -> tuple[Wait, ...]:
         ids, h = self.b.buffer_ids, self.b.buffer_ids[f"R{rank}.h"]

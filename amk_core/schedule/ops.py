@@ -11,9 +11,11 @@ Layouts.  ``m = batch * chunk`` rows a step; row r is token ``r % chunk`` of seq
 stored pair-interleaved: element pair (2i, 2i+1) of a head is (i, i + head_dim/2) of the HuggingFace layout, so a rotary pair is
 adjacent and a tile of any even size is closed under rotation.  Gate and up rows alternate: row 2j is gate j, row 2j+1 is up j.
 
-Parts.  Where ranks share a model, a rank multiplies a piece [k0, k1) of K (``o_part``, ``down_part``) with columns of the weight
-that have a buffer of their own, and leaves its sums in rows [part * m, (part + 1) * m); ``o_sum`` and ``down_sum`` add the n parts
-of an element to the residual stream, in a fixed tree.
+Ranks.  A rank's memory holds a row for all queries, keys and values of the step, of which it fills its own (``rank_qkv``).
+``rank_attn`` takes every ``pieces``-th position for some heads and leaves {maximum, sum, values} in its piece of their rows;
+``o_part`` merges the pieces.  Parts: a rank multiplies [k0, k1) of K with columns of the weight that have a buffer of their own,
+and leaves its sums in rows [part * m, (part + 1) * m); ``o_sum`` and ``down_sum`` add the n parts of an element to the residual
+stream, in a fixed tree.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class OpSpec:
 CODES = {
     "opaque": 0, "embed": 1, "qkv": 2, "attn": 3, "attn_combine": 4, "o_proj": 5, "o_proj_combine": 6,
     "gate_up": 7, "down_proj": 8, "lm_head": 9, "sample": 10, "o_part": 11, "down_part": 12, "o_sum": 13, "down_sum": 14,
+    "rank_qkv": 15, "rank_attn": 16,
 }  # fmt: skip
 LAYER_BITS = 16
 
@@ -240,10 +243,43 @@ def _sample(p: Mapping[str, Ints]) -> list[Access]:
     ]
 
 
-def _part(p: Mapping[str, Ints], needed: str, produced: str) -> list[Access]:
+def _rank_qkv(p: Mapping[str, Ints]) -> list[Access]:
+    d, layer = p["head_dim"], p["layer"]
+    q_end, k_end = p["n_heads"] * d, (p["n_heads"] + p["n_kv"]) * d
+    out = [
+        Access(p["h"], (0, 1), (0, p["hidden"]), hidden_in(layer)),
+        Access(p["norm_w"], (0, 1), (0, p["hidden"])),
+        Access(p["w"], (p["row0"], p["row1"]), (0, p["hidden"])),
+        Access(p["cos"], (0, p["ctx"]), (0, d // 2), present=p["row0"] < k_end),
+        Access(p["sin"], (0, p["ctx"]), (0, d // 2), present=p["row0"] < k_end),
+        Access(p["q"], (0, 1), (p["row0"], p["row1"]), value("qkv", layer), write=True),
+    ]
+    for buf, begin, end in (("k", q_end, k_end), ("v", k_end, k_end + p["n_kv"] * d)):
+        lo, hi = np.maximum(p["row0"], begin), np.minimum(p["row1"], end)
+        rows = (0, p["pos_var"], 1, 0, 1, -1, 0)
+        out.append(Access(p[buf], rows, (lo - begin, hi - begin), value("qkv", layer), write=True, present=lo < hi))
+    return out
+
+
+def _rank_attn(p: Mapping[str, Ints]) -> list[Access]:
+    d, layer, head, kv = p["head_dim"], p["layer"], p["head"], p["kv_head"]
+    made, earlier, cols = value("qkv", layer), (0, -1, 0, 0, 0, p["pos_var"], 1), (kv * d, (kv + 1) * d)
+    k0, v0 = (p["n_heads"] + kv) * d, (p["n_heads"] + p["n_kv"] + kv) * d
+    piece = (p["piece"] * (d + 2), (p["piece"] + 1) * (d + 2))
+    return [
+        Access(p["q"], (0, 1), (head * d, (head + p["heads"]) * d), made),
+        Access(p["q"], (0, 1), (k0, k0 + d), made),
+        Access(p["q"], (0, 1), (v0, v0 + d), made),
+        Access(p["k"], earlier, cols, made),
+        Access(p["v"], earlier, cols, made),
+        Access(p["attn"], (head, head + p["heads"]), piece, value("attn", layer), write=True),
+    ]
+
+
+def _part(p: Mapping[str, Ints], x: Access, produced: str) -> list[Access]:
     m, layer = p["m"], p["layer"]
     return [
-        Access(p["x"], (0, m), (p["k0"], p["k1"]), value(needed, layer)),
+        x,
         Access(p["w"], (p["row0"], p["row1"]), (0, p["k1"] - p["k0"])),
         Access(p["out"], (p["part"] * m, (p["part"] + 1) * m), (p["row0"], p["row1"]), value(produced, layer), write=True),
     ]
@@ -259,11 +295,13 @@ def _sum(p: Mapping[str, Ints], parts: str, before: Any, produced: str) -> list[
 
 
 def _o_part(p: Mapping[str, Ints]) -> list[Access]:
-    return _part(p, "attn_combine", "o_part")
+    d = np.maximum(p["head_dim"], 1)
+    attn = Access(p["attn"], (p["k0"] // d, p["k1"] // d), (0, p["pieces"] * (d + 2)), value("attn", p["layer"]))
+    return _part(p, attn, "o_part")
 
 
 def _down_part(p: Mapping[str, Ints]) -> list[Access]:
-    return _part(p, "gate_up", "down_part")
+    return _part(p, Access(p["x"], (0, p["m"]), (p["k0"], p["k1"]), value("gate_up", p["layer"])), "down_part")
 
 
 def _o_sum(p: Mapping[str, Ints]) -> list[Access]:
@@ -302,10 +340,18 @@ SPECS: tuple[OpSpec, ...] = (
     _spec("down_proj", "x w h out m row0 row1 k layer packed", _down_proj, "", "L{layer}.down"),
     _spec("lm_head", "h norm_w w logits amax m row0 row1 tile ring hidden layer eps", _lm_head, "eps", "head"),
     _spec("sample", "logits amax control stop_ids token out stop done m tiles vocab n_stop_ids pos_var", _sample),
-    _spec("o_part", "x w out m row0 row1 k0 k1 part layer", _o_part, "", "L{layer}.o.{k0}-{k1}"),
+    _spec("o_part", "attn w out m row0 row1 k0 k1 head_dim pieces part layer", _o_part, "", "L{layer}.o.{k0}-{k1}"),
     _spec("down_part", "x w out m row0 row1 k0 k1 part layer", _down_part, "", "L{layer}.down.{k0}-{k1}"),
     _spec("o_sum", "parts h out m col0 col1 n layer", _o_sum),
     _spec("down_sum", "parts h out m col0 col1 n layer", _down_sum),
+    _spec(
+        "rank_qkv", "h norm_w w cos sin q k v m ctx row0 row1 hidden n_heads n_kv head_dim pos_var layer eps",
+        _rank_qkv, "eps", "L{layer}.qkv",
+    ),
+    _spec(
+        "rank_attn", "q k v attn m ctx kv_head head heads n_heads n_kv head_dim pieces piece pos_var layer scale", _rank_attn,
+        "scale",
+    ),
 )  # fmt: skip
 BY_NAME: Mapping[str, OpSpec] = {s.name: s for s in SPECS}
 BY_CODE: Mapping[int, OpSpec] = {s.code: s for s in SPECS}
@@ -421,6 +467,19 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
             checks.append((f"0 <= {part} < {whole}", (p[part] >= 0) & (p[part] < p[whole])))
     if "n" in p:
         checks.append((f"1 <= n <= {MAX_PARTS}", (p["n"] >= 1) & (p["n"] <= MAX_PARTS)))
+    if "pieces" in p:
+        checks.append(("pieces is at least 1", p["pieces"] >= 1))
+        checks.append(("one token of one sequence", p["m"] == 1))
+    if "piece" in p:
+        checks.append(("0 <= piece < pieces", (p["piece"] >= 0) & (p["piece"] < p["pieces"])))
+        checks.append(("0 <= kv_head < n_kv", (p["kv_head"] >= 0) & (p["kv_head"] < p["n_kv"])))
+        there = (p["head"] >= 0) & (p["heads"] >= 1) & (p["head"] + p["heads"] <= p["n_heads"])
+        checks.append(("0 <= head < head + heads <= n_heads", there))
+    if "pieces" in p and "k0" in p:
+        whole = (p["k0"] % np.maximum(p["head_dim"], 1) == 0) & (p["k1"] % np.maximum(p["head_dim"], 1) == 0)
+        checks.append(("a part of the output projection is of whole heads", whole))
+    if "pos_var" in p and "batch" not in p and "ctx" in p:
+        checks.append(("pos_var names a variable of the sequence", p["pos_var"] + 1 <= n_variables))
     if "part" in p and "k0" in p:
         checks.append((f"0 <= part < {MAX_PARTS}", (p["part"] >= 0) & (p["part"] < MAX_PARTS)))
     if "packed" in p and "row0" in p:
@@ -437,6 +496,7 @@ def _out_of_range(p: Mapping[str, Ints], n_variables: int) -> list[tuple[int, st
         checks.append(("chunk divides m", p["m"] % np.maximum(p["chunk"], 1) == 0))
     if "head_dim" in p:
         checks.append(("head_dim is even", p["head_dim"] % 2 == 0))
+    if "n_heads" in p:
         checks.append(("n_kv divides n_heads", p["n_heads"] % np.maximum(p["n_kv"], 1) == 0))
     if "group" in p:
         checks.append(("n_heads == n_kv * group", p["n_heads"] == p["n_kv"] * p["group"]))

@@ -168,12 +168,51 @@ class Step:
         seqs = [np.concatenate([self.merged(s, h) for h in range(p["n_kv"])], axis=1) for s in range(p["batch"])]
         self.residual(np.concatenate(seqs))
 
-    def o_part(self) -> None:
-        p, m = self.p, self.p["m"]
-        x = self.matmul_input(self.x("x")[:m, p["k0"] : p["k1"]])
-        self.buf("out")[p["part"] * m : (p["part"] + 1) * m, p["row0"] : p["row1"]] = x @ self.x("w")[p["row0"] : p["row1"]].T
+    def rank_qkv(self) -> None:
+        p, d = self.p, self.p["head_dim"]
+        x = self.matmul_input(rmsnorm(self.x("h")[:1, : p["hidden"]], self.x("norm_w")[0, : p["hidden"]], p["eps"]))
+        y, pos = np.zeros((p["n_heads"] + 2 * p["n_kv"]) * d), self.position(0, 0)
+        tile = slice(p["row0"], p["row1"])
+        y[tile] = (x @ self.x("w")[tile].T)[0]
+        q_end, k_end = p["n_heads"] * d, (p["n_heads"] + p["n_kv"]) * d
+        y[:k_end] = rotate(y[:k_end].reshape(-1, d), self.x("cos")[pos], self.x("sin")[pos]).reshape(-1)
+        self.buf("q")[0, tile] = y[tile]
+        for name, lo, hi in (("k", q_end, k_end), ("v", k_end, len(y))):
+            a, e = max(lo, p["row0"]), min(hi, p["row1"])
+            if a < e:
+                self.buf(name)[pos, a - lo : e - lo] = y[a:e]
 
-    down_part = o_part
+    def rank_attn(self) -> None:
+        p, d, pos = self.p, self.p["head_dim"], self.position(0, 0)
+        where = np.arange(p["piece"], pos + 1, p["pieces"])
+        at, kv = p["piece"] * (d + 2), p["kv_head"] * d
+        for head in range(p["head"], p["head"] + p["heads"]):
+            to = self.buf("attn")[head, at : at + d + 2]
+            if not len(where):
+                to[...] = [np.finfo(np.float32).min, *[0] * (d + 1)]
+                continue
+            keys, values = (self.x(name)[where, kv : kv + d] for name in ("k", "v"))
+            if where[-1] == pos:  # the newest ones come with the queries, rounded as the cache rounds
+                new, end = self.x("q")[0], p["n_heads"] * d
+                for cache, first in ((keys, end + kv), (values, end + p["n_kv"] * d + kv)):
+                    cache[-1] = round_bf16(new[first : first + d]) if self.fast else new[first : first + d]
+            s = keys @ self.matmul_input(self.x("q")[0, head * d : (head + 1) * d]) * p["scale"]
+            e = np.exp(s - s.max())
+            to[...] = [s.max(), e.sum(), *(e @ values)]
+
+    def o_part(self) -> None:
+        p, d = self.p, self.p["head_dim"]
+        pieces = self.x("attn")[p["k0"] // d : p["k1"] // d, : p["pieces"] * (d + 2)].reshape(-1, p["pieces"], d + 2)
+        a = np.exp(pieces[..., 0] - pieces[..., 0].max(axis=1, keepdims=True))
+        merged = np.einsum("hp,hpd->hd", a, pieces[..., 2:]) / (a * pieces[..., 1]).sum(axis=1, keepdims=True)
+        self.part(merged.reshape(1, -1))
+
+    def down_part(self) -> None:
+        self.part(self.x("x")[: self.p["m"], self.p["k0"] : self.p["k1"]])
+
+    def part(self, x: F64) -> None:
+        p, m, tile = self.p, self.p["m"], slice(self.p["row0"], self.p["row1"])
+        self.buf("out")[p["part"] * m : (p["part"] + 1) * m, tile] = self.matmul_input(x) @ self.x("w")[tile].T
 
     def o_sum(self) -> None:
         p, m, cols = self.p, self.p["m"], slice(self.p["col0"], self.p["col1"])

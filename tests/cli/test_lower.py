@@ -43,7 +43,7 @@ def test_config_reaches_the_schedule(extra: list[str], hops: int, tmp_path: Path
 def test_ranks_reach_the_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["lower", MODEL, "--queues", "8", "--ranks", "3x2", "-o", str(tmp_path / "s.amkt")]
     assert cli.main(argv) == 0
-    assert "tasks on 6 queues, 8 hops a layer" in capsys.readouterr().err
+    assert "tasks on 6 queues, 7 hops a layer" in capsys.readouterr().err
     assert unpack((tmp_path / "s.amkt").read_bytes()).meta["ranks"] == 3
     for wrong in ("3", "0x2", "3x17", "ax2"):
         with pytest.raises(SystemExit):

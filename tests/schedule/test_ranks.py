@@ -95,8 +95,8 @@ def test_every_wait_is_needed_or_implied_by_the_queue() -> None:
             broken = copy.deepcopy(json)
             del broken["tasks"][t]["waits"][w]
             (kept if validate(Schedule.from_json(broken)).accepted else refused).add((name, w))
-    assert {"qkv", "attn", "attn_combine", "o_part", "gate_up", "down_part", "lm_head", "sample"} <= {n for n, _ in refused}
-    assert not {n for n, _ in kept} & {"attn", "attn_combine", "gate_up", "sample"}
+    assert {"rank_qkv", "rank_attn", "o_part", "gate_up", "down_part", "lm_head", "sample"} <= {n for n, _ in refused}
+    assert {n for n, _ in kept} <= {"embed"}  # its wait for the sampler guards the stop too, and stands twice
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,10 @@ def test_every_wait_is_needed_or_implied_by_the_queue() -> None:
         ("down_part", "part", 0, {"TAG", "COVER"}),  # two ranks write the same part, and the sums miss another
         ("o_part", "layer", 1, {"REF"}),  # the weight of another layer
         ("down_sum", "n", 17, {"REF"}),
+        ("rank_attn", "piece", 8, {"REF"}),
+        ("rank_attn", "heads", 7, {"REF"}),
+        ("rank_attn", "kv_head", 2, {"REF"}),
+        ("o_part", "k1", 33, {"REF"}),
     ],
 )
 def test_broken_sums_are_refused(op: str, param: str, value: int, rules: set[str]) -> None:

@@ -231,7 +231,41 @@ def make_case(op: str, shape: str = "plain", seed: int = 0, mode: str = "exact")
         params = {"m": m, "row0": 3, "row1": hidden - 5, "k": k, "layer": 1, "packed": 0}
         arrays = {"x": normal(rng, m, k), "w": normal(rng, hidden, k, scale=0.2), "h": normal(rng, m, hidden)}
         return Case(op, params, arrays, {"w": weight}, [], step, mode)
-    if op in ("o_part", "down_part"):
+    if op in ("rank_qkv", "rank_attn", "o_part"):
+        n_heads, n_kv, d = (6, 2, 10) if odd else (4, 2, 80) if large else (4, 2, 32)
+        rows, position = (n_heads + 2 * n_kv) * d, {"plain": 7, "odd": 1, "large": 140}[shape]
+        rank = {"m": 1, "ctx": ctx, "n_heads": n_heads, "n_kv": n_kv, "head_dim": d, "pos_var": 0, "layer": 1}
+        launch, kv_head = [position, STEPS], n_kv - 1
+        cache = {"k": normal(rng, ctx, n_kv * d), "v": normal(rng, ctx, n_kv * d)}
+        pieces = 8
+        attn = normal(rng, n_heads, pieces * (d + 2))
+        if op == "rank_qkv":
+            angle = rng.uniform(-3, 3, (ctx, d // 2))
+            arrays = {
+                "h": normal(rng, 1, hidden), "norm_w": normal(rng, 1, hidden), "w": normal(rng, rows, hidden, scale=0.2),
+                "cos": np.cos(angle).astype(F32), "sin": np.sin(angle).astype(F32), "q": normal(rng, 1, rows), **cache,
+            }  # fmt: skip
+            return Case(op, {**rank, "row0": 6, "row1": rows - (7 if odd else 0), "hidden": hidden, "eps": 0.05}, arrays,
+                        {"w": weight, **kv}, launch, step, mode)  # fmt: skip
+        if op == "rank_attn":
+            heads_of = {"kv_head": kv_head, "head": n_heads // 2, "heads": n_heads // 2, "pieces": pieces, "piece": 5 if odd else 3}
+            arrays = {"q": normal(rng, 1, rows), **cache, "attn": attn}
+            return Case(op, {**rank, **heads_of, "scale": d**-0.5}, arrays, kv, launch, step, mode)
+        attn.reshape(n_heads, pieces, d + 2)[:, :, 1] = rng.uniform(1, 20, (n_heads, pieces))
+        params = {
+            "m": 1,
+            "row0": 3,
+            "row1": hidden - 5,
+            "k0": 2 * d,
+            "k1": 4 * d,
+            "head_dim": d,
+            "pieces": pieces,
+            "part": 1,
+            "layer": 1,
+        }
+        arrays = {"attn": attn, "w": normal(rng, hidden, 2 * d, scale=0.2), "out": normal(rng, 3, hidden)}
+        return Case(op, params, arrays, {"w": weight}, [], step, mode)
+    if op == "down_part":
         k0, k1 = {"plain": (0, 64), "odd": (7, 82), "large": (100, 2600)}[shape]
         params = {"m": m, "row0": 3, "row1": hidden - 5, "k0": k0, "k1": k1, "part": 1 if odd else 0, "layer": 1}
         arrays = {"x": normal(rng, m, k1 + 9), "w": normal(rng, hidden, k1 - k0, scale=0.2), "out": normal(rng, 3 * m, hidden)}
