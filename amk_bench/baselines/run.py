@@ -32,6 +32,7 @@ from amk_core.machine import probe
 POSITIONS = (16, 128, 1024, 2000)
 BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager", "pdl-graph", *registry.RIVALS)
 TOKENS, BLOCKS = 16, 8
+EARLY = ("pdl-graph", *registry.RIVALS)  # what starts or compiles while ours is loaded
 NO_TIME = "no time was left for this cell"
 
 
@@ -230,7 +231,7 @@ def on_card(name: str, batch: int, seed: int, last: int, tokens: int, rivals: Se
 def launch(rivals: Sequence[str], setting: registry.Setting, say: Callable[[str], None]) -> None:
     """Starts the processes of ``rivals`` and does not wait; they stand in what the setting shares, for :meth:`Arena.rival`."""
     for name in rivals:
-        if name not in registry.RIVALS:
+        if name not in EARLY:
             continue
         # What is wrong with one is said when it is asked for.
         with contextlib.suppress(Exception):

@@ -7,6 +7,7 @@ elsewhere the same kernels run in a plain graph, and the name says so.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -148,6 +149,12 @@ class PdlEngine(FusedEngine):
 
     def available(self) -> str | None:
         return None
+
+    def launch(self) -> None:
+        """Compiles the kernels of all tiles, which the trial finds compiled."""
+        for tile in self._tiles:
+            with contextlib.suppress(Exception), torch.no_grad():  # the trial says what is wrong with one
+                self._made(tile)()
 
     def _made(self, tile: Tile) -> PdlStep:
         return PdlStep(self.weights, self._batch, self._context, tile, dependent=self._dependent, interpreted=self._interpreted)

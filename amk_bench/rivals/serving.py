@@ -136,10 +136,11 @@ def vllm(setting: Setting) -> BestOfModes:
     graph = _graph(setting)
     rows = min(setting.context, graph.context)
     kv = int(2 * graph.n_layers * graph.kv_size * 2 * (rows + 64) * setting.batch * KV_SPARE) + (256 << 20)
-    values = {"model": str(_checkpoint(setting)), "rows": rows, "batch": setting.batch, "kv_bytes": kv, "share": _share(graph, kv)}
+    share = _share(graph, kv)
+    values = {"model": str(_checkpoint(setting)), "rows": rows, "batch": setting.batch, "kv_bytes": kv, "share": share}
     modes = [m for m in os.environ.get("AMK_VLLM_MODES", ",".join(MODES)).split(",") if m]
     workers = {m: Resident(worker_command(python, "amk_bench.rivals.vllm_worker", {**values, "mode": m}), env) for m in modes}
-    return BestOfModes("vLLM", "bf16", workers, together=len(workers) == 1 or _fit(len(workers) * values["share"]))
+    return BestOfModes("vLLM", "bf16", workers, together=len(workers) == 1 or _fit(len(workers) * share))
 
 
 def _share(graph: ModelGraph, kv_bytes: int) -> float:
