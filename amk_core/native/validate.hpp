@@ -176,8 +176,8 @@ struct Meet {
 };
 // The least k >= k_min such that x(i) and y(i + k) overlap for some i and values of the variables (same buffer).
 Meet meet(const Model&, const Rect& x, const Rect& y, i64 k_min);
-// Do x(i) and y(i + k) overlap for some values of the variables?  Sets exact to false where the answer is only "perhaps".
-bool meet_at(const Model&, const Rect& x, const Rect& y, i64 i, i64 k, bool& exact);
+// Do x(i) and y(i + k) overlap for some values of the variables?  For ranges that stand still, or of which meet() is exact.
+bool meet_at(const Model&, const Rect& x, const Rect& y, i64 i, i64 k);
 std::pair<i64, i64> range_at(const Model&, const Range&, i64 step, const std::vector<i64>& values);
 
 // ---- geometry

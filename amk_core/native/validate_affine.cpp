@@ -10,6 +10,7 @@ namespace {
 
 constexpr i64 kDistances = 1 << 16;      // step distances tried one by one
 constexpr i64 kEnumeration = 1 << 21;    // points of an enumeration (moduli)
+constexpr i128 kTooMany = i128(1) << 60;  // values: more than are tried
 constexpr i64 kAllMeetings = 300'000'000;  // points and distances of all pairs together: seconds
 
 struct Constraint {  // c + ci * i + ck * k >= 1
@@ -19,6 +20,13 @@ struct Constraint {  // c + ci * i + ck * k >= 1
 AffineRow form(const Model& m, const Range& r) {
   if (r.aff >= 0) return m.affine[r.aff];
   return {r.a, -1, 0, 0, r.b - r.a, -1, 0};
+}
+
+using Forms = std::array<AffineRow, 4>;  // rows of x and y, columns of x and y
+
+Forms forms(const Model& m, const Rect& x, const Rect& y) { return {form(m, x.rows), form(m, y.rows), form(m, x.cols), form(m, y.cols)}; }
+bool modular(const Forms& f) {
+  return std::any_of(f.begin(), f.end(), [](const AffineRow& r) { return r.mod != 0; });
 }
 
 void variables_of(const AffineRow& r, std::vector<i64>& out) {
@@ -37,37 +45,32 @@ bool linear(const Model& m, const AffineRow& x, const AffineRow& y, std::vector<
   for (i64 v : vars) {
     const int in_a = (x.var == v) + (x.length_var == v) - (y.var == v), in_b = (y.var == v) + (y.length_var == v) - (x.var == v);
     const i128 lo = m.t.variables[v].min, hi = m.t.variables[v].max;
-    auto best = [&](int coef) { return coef > 0 ? coef * hi : coef * lo; };
+    auto best = [&](int coef) { return std::max(coef * lo, coef * hi); };
     a.c += best(in_a), b.c += best(in_b);
     if (x.length_var == v) lx.c += hi;
     if (y.length_var == v) ly.c += hi;
-    // opposite signs: a pure shift in unit steps is still exact
-    if (in_a * in_b < 0 && (x.length_var == v || y.length_var == v || in_a + in_b != 0)) exact = false;
+    if (in_a * in_b < -1) exact = false;  // start and length of one, against each other; where only a start moves (-1), all is hit
   }
   out.insert(out.end(), {a, b, lx, ly});
   return exact;
 }
 
-struct Steps {
-  i64 lo, hi;
-};
-
 i128 floor_div(i128 a, i128 b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }
 
-// The steps i for which all constraints hold at distance k.
-Steps feasible(const std::vector<Constraint>& cs, i64 k, i64 last) {
+// The first step for which all constraints hold at distance k.
+std::optional<i64> feasible(const std::vector<Constraint>& cs, i64 k, i64 last) {
   i128 lo = 0, hi = last - k;
   for (const auto& c : cs) {
     const i128 rest = c.c + c.ck * k - 1;  // rest + ci * i >= 0
-    if (c.ci == 0) {
-      if (rest < 0) return {1, 0};
-    } else if (c.ci > 0)
+    if (c.ci > 0)
       lo = std::max(lo, -floor_div(rest, c.ci));
-    else
+    else if (c.ci < 0)
       hi = std::min(hi, floor_div(rest, -c.ci));
+    else if (rest < 0)
+      return {};
   }
-  if (lo > hi) return {1, 0};
-  return {i64(lo), i64(hi)};
+  if (lo > hi) return {};
+  return i64(lo);
 }
 
 }  // namespace
@@ -81,7 +84,7 @@ std::pair<i64, i64> range_at(const Model& m, const Range& r, i64 step, const std
     if (start < 0) start += f.mod;
   }
   const i128 length = i128(f.length) + i128(f.length_stride) * step + (f.length_var >= 0 ? values[f.length_var] : 0);
-  return {i64(start), i64(start + std::max<i128>(0, length))};
+  return {i64(start), i64(start + length)};
 }
 
 namespace {
@@ -93,18 +96,18 @@ bool disjoint(std::pair<i64, i64> a, std::pair<i64, i64> b) { return std::max(a.
 struct Values {
   std::vector<i64> vars, width;
   i128 points = 1;
-  Values(const Model& m, const AffineRow* f, int n) {
-    for (int k = 0; k < n; ++k) variables_of(f[k], vars);
+  Values(const Model& m, const Forms& f) {
+    for (const auto& r : f) variables_of(r, vars);
     for (i64 v : vars) {
       i64 w = m.t.variables[v].max - m.t.variables[v].min + 1, mod = 1;
       bool only_modular = true;
-      for (int k = 0; k < n; ++k) {
-        only_modular &= f[k].length_var != v && (f[k].var != v || f[k].mod != 0);
-        if (f[k].var == v && f[k].mod) mod = i64(std::min<i128>(i128(mod) / std::gcd(mod, f[k].mod) * f[k].mod, i128(kEnumeration) + 1));
+      for (const auto& r : f) {
+        only_modular &= r.length_var != v && (r.var != v || r.mod != 0);
+        if (r.var == v && r.mod) mod = i64(std::min(i128(mod) / std::gcd(mod, r.mod) * r.mod, kTooMany));
       }
       if (only_modular) w = std::min(w, mod);
       width.push_back(w);
-      points = std::min<i128>(points * w, i128(1) << 80);
+      points = std::min(points * w, kTooMany);
     }
   }
   template <class F>
@@ -120,7 +123,7 @@ struct Values {
   }
 };
 
-bool all_constraints(const Model& m, const AffineRow* f, std::vector<Constraint>& cs) {
+bool all_constraints(const Model& m, const Forms& f, std::vector<Constraint>& cs) {
   std::vector<i64> row_vars, col_vars;
   bool exact = linear(m, f[0], f[1], cs);
   exact &= linear(m, f[2], f[3], cs);
@@ -131,18 +134,15 @@ bool all_constraints(const Model& m, const AffineRow* f, std::vector<Constraint>
 
 }  // namespace
 
-bool meet_at(const Model& m, const Rect& x, const Rect& y, i64 i, i64 k, bool& exact) {
-  const AffineRow f[4] = {form(m, x.rows), form(m, y.rows), form(m, x.cols), form(m, y.cols)};
-  exact = true;
-  if (std::none_of(f, f + 4, [](const AffineRow& r) { return r.mod != 0; })) {
+bool meet_at(const Model& m, const Rect& x, const Rect& y, i64 i, i64 k) {
+  const Forms f = forms(m, x, y);
+  if (!modular(f)) {
     std::vector<Constraint> cs;
-    exact = all_constraints(m, f, cs);
+    all_constraints(m, f, cs);
     return std::all_of(cs.begin(), cs.end(), [&](const Constraint& c) { return c.c + c.ci * i + c.ck * k >= 1; });
   }
-  const Values v(m, f, 4);
-  if (v.points > kEnumeration) return exact = false, true;
-  std::vector<i64> values(m.t.variables.size(), 0);
-  return v.any(m, values, [&] {
+  std::vector<i64> values(m.t.variables.size());
+  return Values(m, f).any(m, values, [&] {
     return !disjoint(range_at(m, x.rows, i, values), range_at(m, y.rows, i + k, values)) &&
            !disjoint(range_at(m, x.cols, i, values), range_at(m, y.cols, i + k, values));
   });
@@ -150,11 +150,10 @@ bool meet_at(const Model& m, const Rect& x, const Rect& y, i64 i, i64 k, bool& e
 
 Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
   const i64 last = m.steps - 1;
-  if (k_min > last) return {};
   if (disjoint(m.bounds(x.rows), m.bounds(y.rows)) || disjoint(m.bounds(x.cols), m.bounds(y.cols))) return {};
-  if (!x.moves() && !y.moves()) return {true, true, k_min, 0};
-  const AffineRow f[4] = {form(m, x.rows), form(m, y.rows), form(m, x.cols), form(m, y.cols)};
-  if (std::none_of(f, f + 4, [](const AffineRow& r) { return r.mod != 0; })) {
+  if (!x.moves() && !y.moves()) return {.any = true, .k = k_min};
+  const Forms f = forms(m, x, y);
+  if (!modular(f)) {
     std::vector<Constraint> cs;
     const bool exact = all_constraints(m, f, cs);
     for (const auto& c : cs) {  // cannot hold anywhere in the box
@@ -163,8 +162,7 @@ Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
     }
     for (i64 k = k_min; k <= last && k < k_min + kDistances; ++k) {
       if (++m.meetings > kAllMeetings) return {true, false, k_min, 0};
-      const Steps s = feasible(cs, k, last);
-      if (s.lo <= s.hi) return {true, exact, k, s.lo};
+      if (const auto i = feasible(cs, k, last)) return {true, exact, k, *i};
     }
     if (last < k_min + kDistances) return {};
     return {true, false, k_min, 0};
@@ -175,14 +173,14 @@ Meet meet(const Model& m, const Rect& x, const Rect& y, i64 k_min) {
     i128 p = 1;
     if (r.length_stride || (r.stride && !r.mod))
       p = m.steps;
-    else if (r.mod && r.stride)
+    else if (r.mod)
       p = r.mod / std::gcd(r.stride, r.mod);
     period = std::min<i128>(m.steps, period / std::gcd(i64(period), i64(p)) * p);
   }
-  const Values v(m, f, 4);
+  const Values v(m, f);
   if (v.points * period * period > kEnumeration || m.meetings > kAllMeetings) return {true, false, k_min, 0};
-  std::vector<i64> values(m.t.variables.size(), 0);
-  for (i64 k = k_min; k <= last && k < k_min + i64(period); ++k)
+  std::vector<i64> values(m.t.variables.size());
+  for (i64 k = k_min; k < k_min + i64(period); ++k)
     for (i64 i = 0; i + k <= last && i < i64(period); ++i)
       if (v.any(m, values, [&] {
             ++m.meetings;

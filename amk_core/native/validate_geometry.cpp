@@ -23,7 +23,7 @@ struct Event {
 
 struct Sweep {
   Cells& out;
-  i64 origin = 0, pitch = 0;
+  i64 origin, pitch;
   i64 incidence = 0;
   FlatIndex seen{};
   std::vector<i32> ids{};
@@ -54,13 +54,12 @@ struct Sweep {
   }
 };
 
-// Sorted starts and ends -> calls f(position, next position, active boxes) for every stretch.
+// Sorted starts and ends -> calls f(position, next position, active boxes) for every stretch.  Nothing is active before and after.
 template <class F>
 bool sweep(std::vector<Event>& starts, std::vector<Event>& ends, std::vector<i32>& active, std::vector<i32>& place, F f) {
   std::sort(starts.begin(), starts.end());
   std::sort(ends.begin(), ends.end());
   size_t s = 0, e = 0;
-  active.clear();
   while (e < ends.size()) {
     const i64 at = s < starts.size() ? std::min(starts[s].at, ends[e].at) : ends[e].at;
     while (e < ends.size() && ends[e].at == at) {
@@ -140,7 +139,7 @@ bool cells(const Model& m, const std::vector<Shape>& shapes, bool outward, Cells
   std::vector<i32> in_row, in_cell, row_place(boxes.size()), cell_place(boxes.size());
   const bool all = sweep(rs, re, in_row, row_place, [&](i64 row, i64) {
     cs.clear(), ce.clear();
-    if ((sw.incidence += i64(in_row.size())) > kMaxIncidence) return false;
+    sw.incidence += i64(in_row.size());  // the next cell gives up where these are too many
     for (i32 b : in_row) cs.push_back({boxes[b].c0, b}), ce.push_back({boxes[b].c1, b});
     return sweep(cs, ce, in_cell, cell_place, [&](i64 c0, i64 c1) { return sw.emit(row, c0, c1, in_cell, boxes); });
   });

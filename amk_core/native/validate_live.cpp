@@ -6,17 +6,17 @@
 
 namespace amk::validate {
 
+constexpr size_t kChain = 64;  // blocked heads that are told
+
 // A tagged read waits for every writer (in this step) of the elements it reads.  One that may happen counts: where it does, its
 // writers do, and where nothing may happen fewer waits stand in the way.
 TagWaits tag_waits(const Model& m) {
   TagWaits out;
-  bool any = false;
-  for (const auto& b : m.t.buffers) any |= b.tagged != 0;
-  if (!any) return out;
+  if (std::none_of(m.t.buffers.begin(), m.t.buffers.end(), [](const BufferRow& b) { return b.tagged; })) return out;
   out.of_task.resize(m.n), out.signalled_by.resize(m.n);
   std::vector<std::vector<i32>> writers(m.t.buffers.size());
   for (i32 a = 0; a < i32(m.acc.size()); ++a)
-    if (m.acc[a].write() && m.t.buffers[m.rects[m.acc[a].rect].buffer].tagged) writers[m.rects[m.acc[a].rect].buffer].push_back(a);
+    if (m.acc[a].write()) writers[m.rects[m.acc[a].rect].buffer].push_back(a);
   std::unordered_map<i32, i32> counter;  // rect -> virtual counter
   for (const Access& r : m.acc) {
     const Rect& rect = m.rects[r.rect];
@@ -60,7 +60,7 @@ Run greedy(const Model& m, const TagWaits& tags) {
           blocked[m.t.wait_counter[w]].push({m.t.wait_t[w], k});
           go = false;
         }
-      if (go && !tags.of_task.empty())
+      if (!tags.of_task.empty())
         for (i32 v : tags.of_task[b])
           if (go && missing[v] > 0) tag_blocked[v].push_back(k), go = false;
       if (!go) continue;
@@ -98,31 +98,27 @@ void deadlock(const Model& m, const TagWaits& tags, const Run& run, Report& out)
   while (seen_at[k] < 0) {
     seen_at[k] = i32(path.size());
     const i32 b = head(k);
-    i64 counter = -1, need = 0, have = 0;
-    i32 producer = -1;
-    for (i64 w = m.t.wait_off[b]; w < m.t.wait_off[b + 1] && producer < 0; ++w) {
+    i64 w = m.t.wait_off[b];
+    while (w < m.t.wait_off[b + 1] && (m.t.wait_e[w] != 0 || run.count[m.t.wait_counter[w]] >= m.t.wait_t[w])) ++w;
+    if (w < m.t.wait_off[b + 1]) {
       const i32 c = m.t.wait_counter[w];
-      if (m.t.wait_e[w] != 0 || run.count[c] >= m.t.wait_t[w]) continue;
-      counter = c, need = m.t.wait_t[w], have = run.count[c];
-      for (i64 p = m.prod_off[c]; p < m.prod_off[c + 1] && producer < 0; ++p)
-        if (run.index[m.prod_task[p]] < 0) producer = m.prod_task[p];
+      path.push_back({k, run.head[k], b, c, m.t.wait_t[w], run.count[c]});
+      i64 p = m.prod_off[c];
+      while (run.index[m.prod_task[p]] >= 0) ++p;  // one of them did not run: the count is too low
+      k = m.queue_of[m.prod_task[p]];
+    } else {
+      const i32 v = *std::find_if(tags.of_task[b].begin(), tags.of_task[b].end(), [&](i32 x) { return missing[x] > 0; });
+      path.push_back({k, run.head[k], b, -1, tags.need[v], tags.need[v] - missing[v]});
+      auto writes = [&](i32 p) { return std::find(tags.signalled_by[p].begin(), tags.signalled_by[p].end(), v) != tags.signalled_by[p].end(); };
+      i32 p = 0;
+      while (run.index[p] >= 0 || !writes(p)) ++p;
+      k = m.queue_of[p];
     }
-    if (producer < 0 && !tags.of_task.empty())
-      for (i32 v : tags.of_task[b]) {
-        if (producer >= 0 || missing[v] <= 0) continue;
-        need = tags.need[v], have = need - missing[v];
-        for (i32 p = 0; p < m.n && producer < 0; ++p)
-          if (run.index[p] < 0 && std::find(tags.signalled_by[p].begin(), tags.signalled_by[p].end(), v) != tags.signalled_by[p].end())
-            producer = p;
-      }
-    path.push_back({k, run.head[k], b, counter, need, have});
-    if (producer < 0) break;
-    k = m.queue_of[producer];
   }
   Finding f;
   f.rule = kLive, f.what = "deadlock";
-  const size_t from = seen_at[k] >= 0 ? size_t(seen_at[k]) : 0;
-  for (size_t i = from; i < path.size() && i < from + 64; ++i) f.chain.insert(f.chain.end(), path[i].begin(), path[i].end());
+  const size_t from = size_t(seen_at[k]);
+  for (size_t i = from; i < path.size() && i < from + kChain; ++i) f.chain.insert(f.chain.end(), path[i].begin(), path[i].end());
   f.task_a = path[from][2];
   f.task_b = path.size() > from + 1 ? path[from + 1][2] : -1;
   f.counter = path[from][3], f.need = path[from][4], f.have = path[from][5];
@@ -142,21 +138,20 @@ bool withheld(const Model& m, i32 a, i64 ia, i32 b, i64 ib, i64 steps, std::vect
     const i32 x = m.t.queue_task[m.t.queue_off[k] + done[k] % m.len[k]];
     for (i64 w = m.t.wait_off[x]; w < m.t.wait_off[x + 1]; ++w) {
       const i64 i = step + m.t.wait_e[w];
-      if (i >= 0 && count[m.t.wait_counter[w]] < i * m.total[m.t.wait_counter[w]] + m.t.wait_t[w]) return false;
+      if (count[m.t.wait_counter[w]] < i * m.total[m.t.wait_counter[w]] + m.t.wait_t[w]) return false;
     }
     return true;
   };
   for (bool moved = true; moved;) {
     moved = false;
     for (i32 k = 0; k < m.q; ++k)
-      while (m.len[k] && done[k] < limit(k) && enabled(k)) {
+      while (done[k] < limit(k) && enabled(k)) {
         const i32 x = m.t.queue_task[m.t.queue_off[k] + done[k]++ % m.len[k]];
         for (i64 s = m.t.sig_off[x]; s < m.t.sig_off[x + 1]; ++s) count[m.t.sig_counter[s]] += m.t.sig_amount[s];
         moved = true;
       }
   }
-  const i32 qa = m.queue_of[a], qb = m.queue_of[b];
-  return done[qa] == ia * m.len[qa] + m.pos_of[a] && done[qb] == ib * m.len[qb] + m.pos_of[b] && enabled(qa) && enabled(qb);
+  return enabled(m.queue_of[a]) && enabled(m.queue_of[b]);  // a queue short of its task is not: it would have run on
 }
 
 }  // namespace amk::validate

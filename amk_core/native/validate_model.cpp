@@ -1,5 +1,6 @@
 // REF and COUNT: what the numbers refer to.  Arithmetic here is checked or 128 bits wide; later parts rely on the bounds found here.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "flat_index.hpp"
@@ -9,11 +10,18 @@ namespace amk::validate {
 namespace {
 
 constexpr i64 kResidueBudget = 1 << 20;
+constexpr i64 kStepLimit = i64{1} << 31;  // steps, tasks and queues are fewer: their numbers and clocks have 32 bits
+constexpr i64 kTaskLimit = i64{1} << 30;
+constexpr i64 kQueueLimit = i64{1} << 24;
+constexpr i64 kMaxElements = i64{1} << 50;  // of a buffer
+constexpr i64 kMaxCount = (i64{1} << 31) - 1;  // of a counter, over all steps
 
 i64 floor_mod(i128 x, i64 m) {
   i64 r = i64(x % m);
   return r < 0 ? r + m : r;
 }
+
+i64 bytes(const BufferRow& r) { return (r.rows * r.cols * (r.bits / 4) + 1) / 2; }  // of four bits each, two to a byte
 
 Finding ref(const char* what, i64 task = -1, i64 buffer = -1, i64 seen = 0, i64 limit = 0) {
   Finding f;
@@ -40,8 +48,8 @@ bool Model::in_reach(i32 task, i64 buffer) const {
 
 bool Model::references(Report& out) {
   auto add = [&](Finding f) { out.add(std::move(f)); };
-  if (t.steps < 1 || t.steps >= (i64{1} << 31)) add(ref("steps", -1, -1, t.steps));
-  if (t.n_tasks >= (i64{1} << 30) || t.n_queues >= (i64{1} << 24)) {
+  if (t.steps < 1 || t.steps >= kStepLimit) add(ref("steps", -1, -1, t.steps));
+  if (t.n_tasks >= kTaskLimit || t.n_queues >= kQueueLimit) {
     add(ref("size"));
     return false;
   }
@@ -55,26 +63,26 @@ bool Model::references(Report& out) {
       add(ref("variable", -1, -1, v));
 
   const i64 nb = i64(t.buffers.size());
-  readonly_.assign(nb, 0);
+  readonly_.resize(nb);
   for (i64 b = 0; b < nb; ++b) {
     const BufferRow& r = t.buffers[b];
     readonly_[b] = r.kind == kWeight || r.kind == kTable || r.kind == kInput;
-    if ((r.bits != 4 && r.bits % 8) || r.bits < 4 || r.bits > 64 || r.rows < 1 || r.cols < 1 || i128(r.rows) * r.cols > (i64{1} << 50) || r.kind < 0 ||
+    if ((r.bits != 4 && r.bits % 8) || r.bits < 4 || r.bits > 64 || r.rows < 1 || r.cols < 1 || i128(r.rows) * r.cols > kMaxElements || r.kind < 0 ||
         r.kind > kToken || r.lifetime < 0 || r.lifetime > kHost)
       add(ref("shape", -1, b));
     else if (r.pool < 0 || r.pool >= i64(t.pools.size()))
       add(ref("buffer pool", -1, b));
     else {
-      const i128 end = i128(r.offset) + (i128(r.rows) * r.cols * r.bits + 7) / 8;
+      const i128 end = i128(r.offset) + bytes(r);
       const i64 size = t.pools[r.pool].bytes;
       if (r.offset < 0 || end > kMaxAddress || (size >= 0 && end > size))
-        add(ref("buffer range", -1, b, end > kMaxAddress ? kMaxAddress : i64(end), size));
+        add(ref("buffer range", -1, b, i64(std::min<i128>(end, kMaxAddress)), size));
       else if (const i64 part = t.cluster(r.pool) ? part_bytes(r.pool) : 0; part && r.offset / part != i64(end - 1) / part)
         add(ref("buffer part", -1, b, r.offset, part));
     }
   }
 
-  queue_of.assign(n, -1), pos_of.assign(n, -1), len.assign(q, 0);
+  queue_of.assign(n, -1), pos_of.resize(n), len.resize(q);
   for (i32 k = 0; k < q; ++k) {
     len[k] = i32(t.queue_off[k + 1] - t.queue_off[k]);
     for (i32 j = 0; j < len[k]; ++j) {
@@ -126,9 +134,9 @@ bool Model::counts(Report& out) {
       if (t.sig_amount[s] < 1) add("amount", b, t.sig_counter[s], t.sig_amount[s], 1);
   total.assign(t.counters.begin(), t.counters.end());
   for (i64 c = 0; c < nc; ++c) {
-    const i128 limit = i128(1) << 62;
-    if (sum[c] != total[c]) add("per_step", -1, c, i64(std::clamp(sum[c], -limit, limit)), total[c]);
-    if (i128(total[c]) * steps > (i128(1) << 31) - 1) add("wrap", -1, c, total[c], steps);
+    using Limit = std::numeric_limits<i64>;
+    if (sum[c] != total[c]) add("per_step", -1, c, i64(std::clamp<i128>(sum[c], Limit::min(), Limit::max())), total[c]);
+    if (i128(total[c]) * steps > kMaxCount) add("wrap", -1, c, total[c], steps);
   }
   for (i32 b = 0; b < n; ++b)
     for (i64 w = t.wait_off[b]; w < t.wait_off[b + 1]; ++w)
@@ -145,15 +153,14 @@ bool Model::counts(Report& out) {
   return true;
 }
 
-// Normalise one range and check it against [0, limit) for every step and every value of the variables.
 // Whether a range with a modulus ends inside for every step and value, start and length taken together; false where they are too many.
 bool Model::ends_inside(const AffineRow& r, i64 limit, bool& too_many) const {
   auto values = [&](i64 v) { return v < 0 ? std::pair<i64, i64>{0, 0} : std::pair{t.variables[v].min, t.variables[v].max}; };
-  const bool same = r.var >= 0 && r.var == r.length_var;
+  const bool same = r.var == r.length_var;
   const auto [first, last] = values(r.var);
   const auto [length_first, length_last] = same ? std::pair<i64, i64>{0, 0} : values(r.length_var);
-  const i128 width = i128(last) - first + 1, length_width = i128(length_last) - length_first + 1;
-  too_many = width > kResidueBudget || length_width > kResidueBudget || width * length_width * steps > kResidueBudget;
+  const i128 points = (i128(last) - first + 1) * (i128(length_last) - length_first + 1);
+  too_many = points > kResidueBudget || points * steps > kResidueBudget;
   if (too_many) return false;
   for (i64 v = first; v <= last; ++v)
     for (i64 w = length_first; w <= length_last; ++w)
@@ -162,43 +169,39 @@ bool Model::ends_inside(const AffineRow& r, i64 limit, bool& too_many) const {
   return true;
 }
 
+// Normalise one range and check it against [0, limit) for every step and every value of the variables.
 std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, Problem& problem) {
   if (aff == -1) {
     if (a < 0 || b < a || b > limit) return problem.what = "range", std::nullopt;
-    return Range{a, b, -1};
+    return Range{a, b};
   }
-  if (aff < 0 || aff >= i32(t.affine.size())) return problem.what = "affine", std::nullopt;
+  if (size_t(aff) >= t.affine.size()) return problem.what = "affine", std::nullopt;  // negative: more than any size
   AffineRow r = t.affine[aff];
   const i64 nv = i64(t.variables.size());
   if (r.var < -1 || r.var >= nv || r.length_var < -1 || r.length_var >= nv || r.mod < 0) return problem.what = "affine", std::nullopt;
   if (steps == 1) r.stride = r.length_stride = 0;
-  auto small = [](i64 x) { return x >= -kMaxAddress && x <= kMaxAddress; };
-  if (r.mod) r.add = floor_mod(r.add, r.mod);
-  if (r.var >= 0 && t.variables[r.var].min == t.variables[r.var].max) {
-    const i64 only = t.variables[r.var].min;
-    if (!r.mod && !small(r.add)) return problem.what = "range", std::nullopt;
-    r.add = r.mod ? floor_mod(i128(r.add) + only, r.mod) : r.add + only, r.var = -1;
-  }
-  if (r.length_var >= 0 && t.variables[r.length_var].min == t.variables[r.length_var].max) {
-    if (!small(r.length)) return problem.what = "range", std::nullopt;
-    r.length += t.variables[r.length_var].min, r.length_var = -1;
-  }
+  i128 add = r.add, length = r.length;
+  auto settle = [&](i64& var, i128& sum) {  // a variable of one value is a number
+    if (var >= 0 && t.variables[var].min == t.variables[var].max) sum += t.variables[var].min, var = -1;
+  };
+  settle(r.var, add), settle(r.length_var, length);
   const i128 last = steps - 1;
   auto span = [&](i128 c, i128 slope, i64 var) {
     i128 lo = c + std::min<i128>(0, slope * last), hi = c + std::max<i128>(0, slope * last);
     if (var >= 0) lo += t.variables[var].min, hi += t.variables[var].max;
     return std::pair{lo, hi};
   };
-  const auto [len_lo, len_hi] = span(r.length, r.length_stride, r.length_var);
+  const auto [len_lo, len_hi] = span(length, r.length_stride, r.length_var);
   if (len_lo < 0 || len_hi > limit) return problem.what = "range", std::nullopt;
+  r.length = i64(length);
   if (r.mod > 0) {
     const bool ring = r.stride != 0;
-    r.add = floor_mod(r.add, r.mod), r.stride = floor_mod(r.stride, r.mod);
+    r.add = floor_mod(add, r.mod), r.stride = floor_mod(r.stride, r.mod);
     if (ring && r.stride == 0) r.stride = r.mod;  // a ring of one place is still a ring
     const i64 width = r.var >= 0 ? t.variables[r.var].max - t.variables[r.var].min + 1 : 1;
     const i64 first = r.var >= 0 ? t.variables[r.var].min : 0;
-    const i64 g = r.stride ? std::gcd(r.stride, r.mod) : r.mod;
-    const bool all_steps = steps >= r.mod / g;
+    const i64 g = std::gcd(r.stride, r.mod);
+    const bool all_steps = steps >= r.mod / g;  // every place of the ring is taken
     i64 top = r.mod - 1;
     if (all_steps ? width < g && width <= kResidueBudget : i128(width) * steps <= kResidueBudget) {
       top = 0;
@@ -212,22 +215,19 @@ std::optional<Range> Model::range(i64 a, i64 b, i32 aff, i64 limit, Problem& pro
     }
     if (i128(top) + len_hi > limit && !ends_inside(r, limit, problem.undecided)) return problem.what = "range", std::nullopt;
   } else {
-    const auto [lo, hi] = span(r.add, r.stride, r.var);
-    if (lo < 0 || hi > limit) return problem.what = "range", std::nullopt;
+    if (span(add, r.stride, r.var).first < 0) return problem.what = "range", std::nullopt;
     // the end is a linear form too; a variable that is both start and length counts twice
-    i128 end = i128(r.add) + r.length + std::max<i128>(0, (i128(r.stride) + r.length_stride) * last);
+    i128 end = add + length + std::max<i128>(0, (i128(r.stride) + r.length_stride) * last);
     if (r.var >= 0) end += t.variables[r.var].max;
     if (r.length_var >= 0) end += t.variables[r.length_var].max;
     if (end > limit) return problem.what = "range", std::nullopt;
+    r.add = i64(add);
   }
-  if (r.var < 0 && r.length_var < 0 && r.stride == 0 && r.length_stride == 0) {
-    const i64 s = r.mod ? floor_mod(r.add, r.mod) : r.add;
-    return Range{s, s + r.length, -1};
-  }
+  if (r.var < 0 && r.length_var < 0 && r.stride == 0 && r.length_stride == 0) return Range{r.add, r.add + r.length};
   const std::array<i64, 7> key{r.add, r.var, r.stride, r.mod, r.length, r.length_var, r.length_stride};
   const auto [it, fresh] = affine_index_.try_emplace(key, i32(affine.size()));
   if (fresh) affine.push_back(r);
-  return Range{0, 0, it->second};
+  return Range{.aff = it->second};
 }
 
 std::pair<i64, i64> Model::bounds(const Range& r) const {
@@ -272,11 +272,11 @@ void Model::accesses(Report& out) {
   };
   Problem problem;
   acc_off.assign(1, 0);
-  acc_off.reserve(size_t(n) + 1), acc.reserve(t.acc_buffer.size());
+  acc.reserve(t.acc_buffer.size());
   for (i32 b = 0; b < n; ++b) {
-    for (i32 writes = 0; writes < 2; ++writes)
+    for (bool writes : {false, true})
       for (i64 a = t.acc_off[b]; a < t.acc_off[b + 1]; ++a) {
-        if ((t.acc_flags[a] & kWrite) != writes) continue;
+        if (bool(t.acc_flags[a] & kWrite) != writes) continue;
         const BufferRow& buf = t.buffers[t.acc_buffer[a]];
         const auto rows = range(t.acc_r0[a], t.acc_r1[a], t.acc_raff[a], buf.rows, problem);
         const auto cols = range(t.acc_c0[a], t.acc_c1[a], t.acc_caff[a], buf.cols, problem);
@@ -299,12 +299,10 @@ void Model::accesses(Report& out) {
     steps = all_steps;
     if (!rows || !cols)
       refused(problem, -1, t.init_buffer[i], 2, i64(i));
-    else if (!empty(*rows) && !empty(*cols)) {
-      if (t.pools[buf.pool].per_queue)
-        for (i32 k = 0; k < q; ++k) init.push_back(rect(t.init_buffer[i], k, *rows, *cols));
-      else
-        init.push_back(rect(t.init_buffer[i], -1, *rows, *cols));
-    }
+    else if (t.pools[buf.pool].per_queue)
+      for (i32 k = 0; k < q; ++k) init.push_back(rect(t.init_buffer[i], k, *rows, *cols));
+    else
+      init.push_back(rect(t.init_buffer[i], -1, *rows, *cols));
   }
 }
 
@@ -321,14 +319,14 @@ bool Model::load(Report& out) {
     const auto &a = t.buffers[x], &b = t.buffers[y];
     return std::tie(a.pool, a.offset, x) < std::tie(b.pool, b.offset, y);
   });
-  group_of.assign(nb, -1);
-  i64 pool = -1, end = 0;
+  group_of.resize(nb);
+  i64 pool = -1, end{};
   i32 g = -1;
   for (i32 b : order) {
     const auto& r = t.buffers[b];
-    if (r.pool != pool || r.offset >= end) ++g, end = 0;
-    pool = r.pool;
-    end = std::max(end, r.offset + (r.rows * r.cols * (r.bits / 4) + 1) / 2);
+    const bool apart = r.pool != pool || r.offset >= end;
+    if (apart) ++g;
+    pool = r.pool, end = apart ? r.offset + bytes(r) : std::max(end, r.offset + bytes(r));
     group_of[b] = g;
   }
   return true;

@@ -46,9 +46,8 @@ void Rows::reserve(i64 rows) {
 }
 
 i32* Rows::fresh() {
-  const size_t end = size_t(size() + 1) * size_t(q);
-  if (c.value.size() < end) c.value.resize(end);
-  return c.value.data() + end - q;
+  c.value.resize(size_t(size() + 1) * size_t(q));
+  return c.value.data() + c.value.size() - q;
 }
 
 i32 Rows::commit() {
@@ -80,7 +79,6 @@ void Rows::compact(std::vector<i32>& to) {
     index_.find_or_add(hash_of(at(next), factor_.data(), q), next, [](i32) { return false; });
     to[row] = next++;
   }
-  c.value.resize(size_t(next) * q);
   std::fill(joins_.begin(), joins_.end(), Join{});
   size_ = kept_ = next;
 }

@@ -7,8 +7,10 @@ namespace amk::validate {
 
 inline constexpr i64 kMaxCells = i64{1} << 28;  // clock entries held at once
 
+inline constexpr i64 kLowest = -(1 << 28);  // of a clock: far above kNever
+
 // Below this a periodic clock orders nothing in a launch of at most `steps`.
-inline i32 lowest(const Model& m, i32 r) { return i32(std::max<i64>(-(m.steps - 1) * m.len[r], -(1 << 28))); }
+inline i32 lowest(const Model& m, i32 r) { return i32(std::max(-(m.steps - 1) * m.len[r], kLowest)); }
 
 using Picks = std::vector<std::pair<i32, i64>>;  // clock, weight
 // The largest clock for queue r that a wait grants: count(counter) >= tau (periodic: relative to the step).

@@ -6,35 +6,30 @@
 
 namespace amk::validate {
 
+namespace {
+Rect whole(const Model& m, i32 buffer, i32 space) {
+  return {buffer, space, {.b = m.t.buffers[buffer].rows}, {.b = m.t.buffers[buffer].cols}};
+}
+}  // namespace
+
 void Checker::readonly() {
-  std::vector<std::vector<i32>> readonly_of;
-  for (i32 b = 0; b < i32(m.t.buffers.size()); ++b) {
-    if (!m.readonly_[b]) continue;
-    if (readonly_of.size() <= size_t(m.group_of[b])) readonly_of.resize(m.group_of[b] + 1);
-    readonly_of[m.group_of[b]].push_back(b);
-  }
+  std::vector<std::vector<i32>> readonly_of(m.t.buffers.size());  // by group
+  for (i32 b = 0; b < i32(m.t.buffers.size()); ++b)
+    if (m.readonly_[b]) readonly_of[m.group_of[b]].push_back(b);
   for (i32 x = 0; x < i32(m.rects.size()); ++x) {
     const Rect& r = m.rects[x];
-    i32 writer = -1;
-    for (i64 a = 0; writer < 0 && a < i64(acc_of[x].size()); ++a)
-      if (m.acc[acc_of[x][a]].write()) writer = acc_of[x][a];
-    if (writer < 0 || size_t(m.group_of[r.buffer]) >= readonly_of.size()) continue;
+    const auto writer = std::find_if(acc_of[x].begin(), acc_of[x].end(), [&](i32 a) { return m.acc[a].write(); });
+    if (writer == acc_of[x].end()) continue;
     for (i32 b : readonly_of[m.group_of[r.buffer]]) {
       const auto& buf = m.t.buffers[b];
-      bool hit = b == r.buffer, exact = true;
-      if (!hit) {
-        const auto span = byte_bounds(m, r);
-        hit = span.first < (buf.offset * 2 + buf.rows * m.pitch(b) + 1) && buf.offset * 2 < span.second;
-        if (hit) hit = touch(r, Rect{b, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact);
-      }
-      if (hit) {
-        const auto span = byte_bounds(m, r);
-        Finding f;
-        f.rule = kRo, f.what = b == r.buffer ? "write" : "alias", f.task_a = m.acc[writer].task, f.buffer = b, f.undecided = !exact;
-        f.lo = std::max<i64>(0, span.first / 2 - buf.offset), f.hi = std::min<i64>((span.second + 1) / 2 - buf.offset, (buf.rows * m.pitch(b) + 1) / 2);
-        out.add(std::move(f));
-        break;
-      }
+      bool exact = true;
+      if (b != r.buffer && !touch(r, whole(m, b, r.space), exact)) continue;
+      const auto span = byte_bounds(m, r), all = byte_bounds(m, whole(m, b, r.space));
+      Finding f;
+      f.rule = kRo, f.what = b == r.buffer ? "write" : "alias", f.task_a = m.acc[*writer].task, f.buffer = b, f.undecided = !exact;
+      f.lo = std::max(span.first, all.first) / 2 - buf.offset, f.hi = std::min(span.second, all.second) / 2 - buf.offset;
+      out.add(std::move(f));
+      break;
     }
   }
 }
@@ -47,7 +42,6 @@ void Checker::stop() {
     f.rule = kStop, f.what = what, f.task_a = task, f.task_b = other, f.step_a = step, f.step_b = step + 1, f.buffer = buffer;
     out.add(std::move(f));
   };
-  const auto& buf = m.t.buffers[buffer];
   bool writes = false;
   for (const Access& a : m.acc) {
     if (!a.write()) continue;
@@ -55,35 +49,31 @@ void Checker::stop() {
     if (r.buffer == buffer && a.task == task && !a.maybe()) writes = true;
     if (a.task == task) continue;
     if (m.group_of[r.buffer] != m.group_of[buffer]) continue;
-    bool exact = true;
-    if (touch(r, Rect{buffer, r.space, {0, buf.rows, -1}, {0, buf.cols, -1}}, exact)) add("writer", a.task, 0);
+    bool exact;  // it need not be certain
+    if (touch(r, whole(m, buffer, r.space), exact)) add("writer", a.task, 0);
   }
   if (!writes) add("unwritten", -1, 0);
   if (horizon < 2) return;
   for (i32 k = 0; k < m.q; ++k) {
     if (!m.len[k]) continue;
     const i32 first = m.t.queue_task[m.t.queue_off[k]];
-    for (i64 i = 0; i + 1 < (clocks.unroll ? clocks.unroll : 2); ++i)
-      if (!clocks.decided(run, task, i, first)) {
-        add("order", first, i);
-        break;
-      }
+    if (!clocks.decided(run, task, 0, first)) add("order", first, 0);  // a later step knows as much as the first one
   }
 }
 
 // Every task of a real op reaches something that outlives its step.
 void Checker::reach() {
   // A launch without outputs (a prefill) is run for what it leaves behind, and may compute a whole layer for that.
-  if (!need_flow || std::none_of(m.t.buffers.begin(), m.t.buffers.end(), [](const BufferRow& b) { return b.kind == kOutput; })) return;
+  if (std::none_of(m.t.buffers.begin(), m.t.buffers.end(), [](const BufferRow& b) { return b.kind == kOutput; })) return;
   const i32 nodes = m.n + flow_nodes;
-  std::vector<i64> from(nodes + 1, 0);  // writers of each reader
+  std::vector<i64> from(nodes + 1);  // writers of each reader
   for (const auto& e : flow) ++from[e.second + 1];
   std::partial_sum(from.begin(), from.end(), from.begin());
   std::vector<i32> writer(flow.size());
   auto at = from;
   for (const auto& e : flow) writer[at[e.second]++] = e.first;
   std::vector<char> useful(keeps.begin(), keeps.end());
-  useful.resize(nodes, 0);
+  useful.resize(nodes);
   std::vector<i32> todo;
   for (i32 b = 0; b < m.n; ++b)
     if (useful[b]) todo.push_back(b);
@@ -91,7 +81,7 @@ void Checker::reach() {
     const i32 b = todo.back();
     todo.pop_back();
     for (i64 k = from[b]; k < from[b + 1]; ++k)
-      if (!useful[writer[k]]) useful[writer[k]] = 1, todo.push_back(writer[k]);
+      if (!useful[writer[k]]) useful[writer[k]] = true, todo.push_back(writer[k]);
   }
   for (i32 b = 0; b < m.n; ++b)
     if (!useful[b]) {
