@@ -28,6 +28,11 @@ VALIDATOR: tuple[dict[str, int], ...] = (
         "kJoinBits": 2,
     },
 )  # fmt: skip
+# Sizes of tables; for cases that are aimed at them.
+SIZES = {"kTaskLimit": 4, "kQueueLimit": 4}
+_SETTINGS = (*VALIDATOR, SIZES)
+AIMED = len(VALIDATOR)
+LIMITED = frozenset(name for setting in _SETTINGS for name in setting)
 DECLARED = r"^ *(?:inline |static )?constexpr (\w+) ({}) = ([^;]+);"
 
 
@@ -46,12 +51,11 @@ def fixed(text: str) -> str:
 
 def chosen(text: str) -> tuple[str, set[str]]:
     """A source of the validator in which the variable ``amk_limits`` chooses among the settings; the limits that it declares."""
-    names = {name for setting in VALIDATOR for name in setting}
 
     def macro(found: re.Match[str]) -> str:
         kind, name, value = found.groups()
-        tests = "".join(f"amk_limits == {k} ? {kind}({s[name]}) : " for k, s in enumerate(VALIDATOR) if name in s)
+        tests = "".join(f"amk_limits == {k} ? {kind}({s[name]}) : " for k, s in enumerate(_SETTINGS) if name in s)
         return f"#define {name} ({tests}{kind}({value}))"
 
-    declared = {m.group(2) for m in re.finditer(DECLARED.format("|".join(names)), text, flags=re.MULTILINE)}
-    return re.sub(DECLARED.format("|".join(names)), macro, text, flags=re.MULTILINE), declared
+    declared = {m.group(2) for m in re.finditer(DECLARED.format("|".join(sorted(LIMITED))), text, flags=re.MULTILINE)}
+    return re.sub(DECLARED.format("|".join(sorted(LIMITED))), macro, text, flags=re.MULTILINE), declared

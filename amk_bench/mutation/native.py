@@ -83,7 +83,7 @@ def build(what: str, folder: Path, jobs: int = 2) -> Program:
             text, declared = limits.chosen(text)
             found |= declared
         (folder / name).write_text(text)
-    missing = {name for setting in limits.VALIDATOR for name in setting} - found
+    missing = limits.LIMITED - found
     if what == "validator" and missing:
         raise ValueError(f"the validator declares no {', '.join(sorted(missing))}: correct VALIDATOR in limits.py")
     files = [folder / name for name in mutated if name.endswith(".cpp")] + [native / "tables.cpp"]
