@@ -60,15 +60,15 @@ struct WeightStream {
     for (int a = 0; a < S::kAhead; ++a) {
       if (kFirst && a > 0)
 #pragma unroll
-        for (int i = 0; i < S::kPieceLoads; ++i) W::clear(w[a][i]);
+        for (int i = 0; i < S::kPieceLoads; ++i) w[a][i] = W::none();
       if (a > 0 && left == 0) continue;
       if (in_slot == 0) slot = cursor.wait();
       const uint8_t* from = slot + in_slot * (S::kRecords * W::kBytes) + c.warp * W::kBytes + c.lane * 16;
 #pragma unroll
       for (int i = 0; i < S::kPieceLoads; ++i) {
         const bool whole = S::kPieces == 1 ? S::kRecords % kWarps == 0 : S::kRecords % W::kSlot == 0;
-        if (kFirst && !whole) W::clear(w[a][i]);
-        if (whole || piece * W::kSlot + c.warp + kWarps * i < S::kRecords) W::load(w[a][i], from + i * (kWarps * W::kBytes), c.lane);
+        if (kFirst && !whole) w[a][i] = W::none();
+        if (whole || piece * W::kSlot + c.warp + kWarps * i < S::kRecords) w[a][i] = W::load(from + i * (kWarps * W::kBytes), c.lane);
       }
       --left;
       if (++in_slot == S::kSlotGroups || left == 0) {

@@ -32,8 +32,8 @@ struct StoredWeights {
   static constexpr int kSlot = kSlotUnits, kPiece = kPieceUnits;     // records of a slot, of a piece
   static constexpr int kWords = 4, kStageBytes = 64;                 // registers of a record; activations of a row that meet it
   using Record = uint4;
-  static __device__ __forceinline__ void clear(Record& to) { to = make_uint4(0, 0, 0, 0); }
-  static __device__ __forceinline__ void load(Record& to, const uint8_t* from, int) { to = *reinterpret_cast<const uint4*>(from); }
+  static __device__ __forceinline__ Record none() { return make_uint4(0, 0, 0, 0); }
+  static __device__ __forceinline__ Record load(const uint8_t* from, int) { return *reinterpret_cast<const uint4*>(from); }
 };
 
 #if AMK_QUANT
@@ -61,7 +61,8 @@ struct QuantWeights {
     uint4 codes[kLoads];
     uint32_t scale[kGroups], offset[kOffsets ? kGroups : 1];
   };
-  static __device__ __forceinline__ void clear(Record& to) {
+  static __device__ __forceinline__ Record none() {
+    Record to;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) to.codes[i] = make_uint4(0, 0, 0, 0);
 #pragma unroll
@@ -69,9 +70,11 @@ struct QuantWeights {
       to.scale[i] = 0;
       if (kOffsets) to.offset[i] = 0;
     }
+    return to;
   }
   // `from`: the lane's 16 bytes of the first codes.
-  static __device__ __forceinline__ void load(Record& to, const uint8_t* from, int lane) {
+  static __device__ __forceinline__ Record load(const uint8_t* from, int lane) {
+    Record to;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) to.codes[i] = *reinterpret_cast<const uint4*>(from + i * 512);
     const uint8_t* entries = from - lane * 16 + kCodeBytes;
@@ -82,6 +85,7 @@ struct QuantWeights {
       if (F::kKind == F::kZero) to.offset[i] = *reinterpret_cast<const uint16_t*>(offset + lane / 4 * 2) * 0x01010101u;
       if (F::kKind == F::kMin) to.offset[i] = *reinterpret_cast<const uint32_t*>(offset + lane % 4 * 4);
     }
+    return to;
   }
 
   // Values 32 s + 8 t .. + 8 of row g, as signed bytes.

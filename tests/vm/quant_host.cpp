@@ -99,9 +99,7 @@ static void fast(const std::vector<uint8_t>& tape, const float* activations, int
     for (int group = 0; group < groups; ++group) {
       float total[2] = {0.0f, 0.0f};
       for (int r = 0; r < records; ++r) {
-        typename W::Record w;
-        W::clear(w);
-        W::load(w, tape.data() + (size_t(group) * records + r) * W::kBytes + lane * 16, lane);
+        const typename W::Record w = W::load(tape.data() + (size_t(group) * records + r) * W::kBytes + lane * 16, lane);
         uint32_t b[4][2];
         for (int s = 0; s < 4; ++s) W::decode(w, s, b[s][0], b[s][1]);
         const uint8_t* from = Limbs::of(staged.data() + r * W::kStageBytes, lane);

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.quant.config import QuantConfig
 from amk_core.schedule.config import Handoff, ScheduleConfig
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
@@ -25,11 +26,11 @@ MODEL = "smollm2-135m"
 
 
 def schedule(
-    model: str = MODEL, mode: Mode = "fast", purpose: Purpose = "decode", batch: int = 1, chunk: int = 1, handoff: Handoff = "auto"
+    model: str = MODEL, mode: Mode = "fast", purpose: Purpose = "decode", batch: int = 1, chunk: int = 1, handoff: Handoff = "auto",
+    weights: str = "",
 ) -> Schedule:  # fmt: skip
-    return lower(
-        GRAPH_SHAPES[model], ScheduleConfig(handoff=handoff), Target("few", "cpu", 4), Geometry(purpose, batch, chunk, 64), mode
-    )
+    few, quant = Target("few", "cpu", 4), QuantConfig.parse(weights) if weights else None
+    return lower(GRAPH_SHAPES[model], ScheduleConfig(handoff=handoff), few, Geometry(purpose, batch, chunk, 64), mode, quant)
 
 
 def smem(arch: str) -> int:
@@ -79,6 +80,36 @@ def test_tagged_decoding_of_several_sequences_spills_no_more_than_is_stated(
     kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
     assert kernel.spill_store_bytes <= limit
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+def test_quantised_weights_compile_for_every_architecture_without_spills(arch: str, cache: Path) -> None:
+    build = plan_build(Dims.of(schedule("llama-3.2-1b", weights="int4-g128,head=int4-g128")), arch, smem(arch))
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+OTHER_FORMATS: tuple[dict[str, Any], ...] = (
+    {"weights": "int8,head=stored"},
+    {"weights": "int4-g32-min,head=int8-g32", "purpose": "prefill", "chunk": 16},
+    {"weights": "int4-g64-zero-bf16,head=int8-g32", "mode": "exact"},
+)
+
+
+@pytest.mark.parametrize("program", OTHER_FORMATS, ids=lambda p: p["weights"])
+def test_other_formats_compile_and_spill_no_more_than_is_stated(program: dict[str, Any], cache: Path) -> None:
+    build = plan_build(Dims.of(schedule(**program)), "sm_90", smem("sm_90"))
+    kernel = nvrtc.build(build.defines, "sm_90", cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= (SPILL_LIMIT_16_ROWS_BYTES if "chunk" in program else SPILL_LIMIT_BYTES)
+
+
+def test_more_rows_of_quantised_weights_than_fit_are_refused_with_what_to_do() -> None:
+    s = schedule(purpose="prefill", batch=2, chunk=16, weights="int8")
+    with pytest.raises(ProgramError, match=r"32 rows a step .* of quantised weights takes at most 16; use a smaller chunk"):
+        plan_build(Dims.of(s), "sm_90", smem("sm_90"))
+    with pytest.raises(ProgramError, match=r"16 rows a step take \d+; take fewer"):
+        plan_build(Dims.of(schedule("llama-3.1-8b", purpose="prefill", chunk=16, weights="int8")), "sm_90", smem("sm_90"))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
