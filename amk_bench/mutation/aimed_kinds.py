@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from amk_bench.mutation import aimed_data, aimed_more
+from amk_bench.mutation import aimed_data, aimed_more, aimed_useless
 from amk_core.schedule.tables import pack
 
 KINDS = {
@@ -17,6 +17,7 @@ KINDS = {
     "pieces": aimed_more.pieces,
     "stretched": aimed_more.stretched,
     "shared": aimed_more.shared,
+    "useless": aimed_useless.useless,
 }
 # Each kills a mutant that no other case notices.
 CHOSEN: dict[str, tuple[int, ...]] = {}
@@ -29,7 +30,7 @@ def made(kind: str, number: int) -> bytes | None:
     if s.defects:
         return None
     tables = pack(s)
-    return aimed_data.named(rng, tables) if rng.random() < 0.4 else tables
+    return aimed_data.named(rng, tables) if rng.random() < 0.4 or kind == "useless" else tables
 
 
 def chosen() -> Iterator[bytes]:

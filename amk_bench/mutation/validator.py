@@ -130,6 +130,9 @@ def tables_truth(tables: bytes) -> Truth | None:
         RuntimeError: the native validator is wrong.
     """
     answer = _native.validate(tables, True)
+    nibbles = (
+        read_sections(MAGIC, tables)["buffers"].reshape(-1, 9)[:, 2] == 4
+    ).any()  # the oracle looks at bytes, not at elements
     bits, _, undecided, notes = _native.oracle(tables, MAX_STATES, True)
     seen, found = {rule for k, rule in enumerate(oracle.RULES) if bits >> k & 1}, answer["findings"]
     if answer["accepted"]:
@@ -137,15 +140,15 @@ def tables_truth(tables: bytes) -> Truth | None:
         n_tasks, queues = arrays[1].size // max(1, answer["unroll"]), read_sections(MAGIC, tables)["queue_off"].size - 1
         if _native.check_certificate(tables, answer["unroll"], n_tasks, queues, *arrays):
             return None  # beyond a limit of the checker
-        if seen:
+        if seen and not nibbles:
             raise RuntimeError(f"the oracle says {sorted(seen)} of what is accepted: {list(notes)}")
-        return Truth(True, 0, _bits(set(RULES)))
+        return None if seen else Truth(True, 0, _bits(set(RULES)))
     if undecided:
         return None
     if all(f["undecided"] for f in found):
         return Truth(not seen)
-    if not seen and ((read_sections(MAGIC, tables)["buffers"].reshape(-1, 9)[:, 2] == 4).any() or found[0]["what"] == "dead"):
-        return None  # the oracle looks at bytes, not at elements, and takes a write of no bytes for an effect
+    if not seen and (nibbles or found[0]["what"] == "dead"):
+        return None  # the oracle takes a write of no bytes for an effect
     if not seen:
         raise RuntimeError(f"the oracle finds nothing where the validator says {found}")
     return Truth(False, _bits(seen), _bits(set(RULES))) if seen == answer["counts"].keys() else Truth(False)

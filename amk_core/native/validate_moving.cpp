@@ -129,7 +129,7 @@ void Checker::group_moving(const Group& g) {
         for (i32 w : acc_of[y]) {
           const Meet& from = key(w) < key(a) ? at : again;
           if (m.acc[a].write() || !m.acc[w].write() || !from.any) continue;
-          if (moved) feeds(m.acc[w].task, m.acc[a].task);
+          if (moved && !keeps[m.acc[w].task]) wanted[a] = 1, any = true;  // whether it reads this one last is seen where it is written out
           if (unfenced(a) && !(m.acc[w].flags & kAsync)) {
             const auto [lo, hi] = byte_bounds(m, m.rects[x]);
             data(kProxy, "fence", a, from.i + from.k, w, from.i, lo, hi, !from.exact);
@@ -325,7 +325,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
       std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return a.step != b.step ? a.step < b.step : key(a.acc) < key(b.acc); });
       scan(items, cell, o);
     }
-    if (out.count[kCover] + out.count[kFlow] > before) return;
+    if (out.count[kCover] + out.count[kFlow] > before) return void(gave_up = true);
   }
   if (complete && !too_much) return;
   gave_up = true;
