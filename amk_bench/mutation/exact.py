@@ -44,7 +44,7 @@ def lags(n: Net, given: Certificate) -> dict[tuple[int, int], int | None]:
     return out
 
 
-def _meet(n: Net, a: int, b: int, lag: int, moves: bool) -> None:
+def meet(n: Net, a: int, b: int, lag: int, moves: bool) -> None:
     """What a writes in a step, b reads so many steps later; standing still, they meet in every step."""
     write: Range
     read: Range
@@ -58,7 +58,7 @@ def _meet(n: Net, a: int, b: int, lag: int, moves: bool) -> None:
     n.tasks[b]["reads"].append(access(x, (0, 1), read))
 
 
-def _rings(n: Net) -> None:
+def rings(n: Net) -> None:
     """Two more queues whose ring is only decided when all steps are written out."""
     first = len(n.queues)
     n.queues += [[], []]
@@ -82,9 +82,9 @@ def schedules(rng: Rng, count: int) -> Iterator[Schedule]:
         rng.shuffle(ordered)
         for (a, b), lag in ordered[:10]:
             back = known[b, a]
-            _meet(n, a, b, lag, moves=not (lag == 0 and back is not None and back <= 1 and rng.random() < 0.7))
+            meet(n, a, b, lag, moves=not (lag == 0 and back is not None and back <= 1 and rng.random() < 0.7))
         if steps == 7 and k % 2:
-            _rings(n)
+            rings(n)
         yield Schedule.from_json(n.json())
         if early:
             (a, b), lag = rng.choice(early)
@@ -92,5 +92,5 @@ def schedules(rng: Rng, count: int) -> Iterator[Schedule]:
             m = Net(1, steps)
             m.__dict__.update(n.__dict__)
             m.tasks, m.buffers, m.initial, m._top = wrong["tasks"], wrong["buffers"], wrong["initial"], dict(n._top)
-            _meet(m, a, b, lag, moves=True)
+            meet(m, a, b, lag, moves=True)
             yield Schedule.from_json(m.json())

@@ -192,6 +192,10 @@ def aimed_cases() -> Iterator[list[int]]:
             stated = -1 if case.rules is None else _bits(case.rules)
             for setting in case.settings:
                 yield words(not case.rules, stated, _bits(set(RULES)), case.tables, None, setting)
+    for accept, given in ((False, aimed.unsafe()), (True, aimed.safe())):
+        for s in given:
+            for setting in SETTINGS:
+                yield words(accept, -1, 0, pack(s), None, setting)
 
 
 def _judged(schedules: Iterable[tuple[Schedule, bool]], rng: random.Random) -> Iterator[list[int]]:

@@ -46,7 +46,7 @@ void witnesses(const Model& m, Verdict& v) {
   // A queue that runs ahead may bring what a task waits for: more and more of that is allowed.
   auto reach = [&](i32 a, i64 ia, i32 b, i64 ib) {
     const i64 least = std::max(ia, ib) + 1;
-    for (i64 ahead = 0; work == 0 || work < kWitnessWork; ahead = ahead ? 2 * ahead : 1) {
+    for (i64 ahead = 0; work < kWitnessWork; ahead = ahead ? 2 * ahead : 1) {
       const i64 steps = std::min(least + ahead, m.steps);
       if (ahead && steps * m.n > kWitnessAhead) return false;
       work += steps * m.n;
@@ -57,14 +57,12 @@ void witnesses(const Model& m, Verdict& v) {
   };
   for (size_t k = 0; k < v.report.findings.size(); ++k) {
     Finding& f = v.report.findings[k];
-    if (f.rule != kRace || f.task_a == f.task_b) continue;
-    if (!f.meet) continue;
+    if (f.rule != kRace || !f.meet) continue;
     const i64 distance = f.step_b - f.step_a;
-    bool both = false;
     auto runs = [&](i64 i) { return i + distance < m.steps && reach(i32(f.task_a), i, i32(f.task_b), i + distance); };
-    if (!(both = runs(f.step_a)) && f.undecided)
-      for (i64 i = 0; !both && !f.moves && i < kWitnessSteps; ++i)  // bytes that stand still are met in every step
-        if ((both = runs(i))) f.step_a = i, f.step_b = i + distance;
+    bool both = runs(f.step_a);
+    for (i64 i = 0; !both && f.undecided && !f.moves && i < kWitnessSteps; ++i)  // bytes that stand still are met in every step
+      if ((both = runs(i))) f.step_a = i, f.step_b = i + distance;
     if (!both) continue;
     f.undecided = false;
     // what b waits for and has: the first wait on a counter that a signals

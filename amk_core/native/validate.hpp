@@ -158,7 +158,8 @@ struct Clocks {
     if (m->queue_of[b] != r) return value[row[unroll ? i * n + b : b] + r];
     return i32(unroll ? i : 0) * m->len[r] + m->pos_of[b] + 1;
   }
-  // a of step i is certainly complete when b, the first task of its queue, has only its waits on step i left behind in step i + 1
+  // a of step i is certainly complete when b, the first task of its queue, has its waits of the step before left behind in step i + 1;
+  // those on its own step say nothing of step i that it did not wait for in that step.  Periodic: i is 0
   bool decided(const Run&, i32 a, i64 i, i32 b) const;
   // periodic, of two tasks: least k >= 0 with a(i - k) ordered before b(i) for every i, or -1
   i64 lag(i32 a, i32 b) const;

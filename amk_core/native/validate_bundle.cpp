@@ -97,7 +97,6 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     if (!follows || async) return false;
     if (!o.data || (o.skip_data && (*o.skip_data)[acc])) return true;
     if (last.acc < 0) return o.initial && !(o.second_pass && step_buffer);
-    if (last.step != step && step_buffer) return true;
     if (doubtful) return false;
     if (step == 1 && step_buffer) return true;
     if (a.label < 0 && !c.need_flow) return true;
@@ -122,7 +121,7 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     }
     Bundle& b = get(k, lo, hi);
     bool fed = false;
-    if (b.mixed || b.maybe) return false;
+    if (b.mixed) return false;
     if (!content(list[lo], b.async, step, last.acc < 0 || after(b, m.acc[last.acc].task, step - last.step), fed)) return false;
     if (fed) feed(b, m.acc[last.acc].task);
     open_.push_back({k, lo, hi, step});
@@ -134,7 +133,7 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
         if (!ordered(r, it)) return false;
       for (const Open& r : open_)
         if (!before(get(r.list, r.lo, r.hi), m.acc[it.acc].task, it.step - r.step)) return false;
-      if (reads_.empty() && open_.empty() && last.acc >= 0 && !ordered(last, it)) return false;
+      if (last.acc >= 0 && !ordered(last, it)) return false;
     }
     last = it, doubtful = m.acc[it.acc].maybe();
     reads_.clear(), open_.clear();
@@ -146,10 +145,7 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     auto up_to = [&](i32 index) {  // the listed reads that run no later than that
       for (size_t k = 0; k < lists.size(); ++k) {
         const auto& order = lists_[lists[k]].index;
-        const i32 lo = at_[k];
-        i32 width = 1;
-        while (lo + width < i32(order.size()) && order[lo + width - 1] <= index) width *= 2;
-        const i32 hi = i32(std::upper_bound(order.begin() + lo, order.begin() + std::min<i64>(lo + width, i64(order.size())), index) - order.begin());
+        const i32 lo = at_[k], hi = i32(std::upper_bound(order.begin() + lo, order.end(), index) - order.begin());
         if (hi > lo && !many(lists[k], lo, hi, pass)) return false;
         at_[k] = hi;
       }
@@ -164,7 +160,7 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
         continue;
       }
       if (!up_to(c.run.index[a.task]) || !write(it)) return false;
-      if (pass == 1 && !a.maybe()) return true;
+      if (pass == 1) return true;  // the rest is as in the first pass
     }
     if (!up_to(INT32_MAX)) return false;
   }

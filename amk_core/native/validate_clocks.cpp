@@ -60,19 +60,18 @@ i64 Clocks::lag(i32 a, i32 b) const {
   const i32 qa = m->queue_of[a];
   const i64 v = qa == m->queue_of[b] ? m->pos_of[b] : value[row[b] + qa];
   if (v <= kNever) return -1;
-  return std::max<i64>(0, (m->pos_of[a] - v + m->len[qa]) / m->len[qa]);
+  return (m->pos_of[a] - v + m->len[qa]) / m->len[qa];
 }
 
 bool Clocks::decided(const Run& run, i32 a, i64 i, i32 b) const {
   const i32 qa = m->queue_of[a], qb = m->queue_of[b];
   const i32 last = m->t.queue_task[m->t.queue_off[qb] + m->len[qb] - 1];
-  const i64 step = unroll ? i : 0, need = step * m->len[qa] + m->pos_of[a] + 1;
+  const i64 need = i * m->len[qa] + m->pos_of[a] + 1;
   if (plus(i, last, qa) >= need) return true;
   Picks pick;
   for (i64 w = m->t.wait_off[b]; w < m->t.wait_off[b + 1]; ++w) {
-    if (m->t.wait_e[w] != -1) continue;
     const i32 c = m->t.wait_counter[w];
-    if (grant(*m, run, *this, c, step * m->total[c] + m->t.wait_t[w], qa, pick) >= need) return true;
+    if (grant(*m, run, *this, c, i * m->total[c] + m->t.wait_t[w], qa, pick) >= need) return true;
   }
   return false;
 }

@@ -115,7 +115,6 @@ class Search {
     scratch_.resize(q);
     list_thresholds();
     list_producers();
-    most_.assign(m.total.size(), 0);
     if (unroll) return true;
     floor_.resize(q);
     for (i32 r = 0; r < q; ++r) floor_[r] = lowest(m, r);
@@ -271,7 +270,7 @@ class Search {
   Value granted(i32 job, bool before) {
     Threshold& t = thresholds_[job];
     if (!before) return t.now;
-    if (t.now.row >= 0 && !(t.before_of == t.now)) t.before_of = t.now, t.before = step_back(t.now, -1);
+    if (!(t.before_of == t.now)) t.before_of = t.now, t.before = step_back(t.now, -1);
     return {t.before};
   }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Literal
 import pytest
 
 from amk_bench.adversary.net import Net, access, affine
-from amk_bench.mutation import directed, python, reference, run
+from amk_bench.mutation import aimed, aimed_bundles, aimed_order, aimed_search, directed, python, reference, run
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.small import Case
 from amk_core import _native
@@ -170,3 +171,17 @@ def test_schemata_of_a_c_plus_plus_file(tmp_path: Path) -> None:
     alive = [m.what for m in mine if output(m.number) == plain]
     assert len(mine) > 40
     assert alive == ALIVE
+
+
+def test_aimed_schedules_are_judged_as_they_were_made() -> None:
+    assert [s for s in aimed.unsafe() if _native.validate(pack(s), False)["accepted"]] == []
+    assert [s for s in aimed.safe() if not _native.validate(pack(s), False)["accepted"]] == []
+
+
+def test_the_nets_that_were_chosen_are_still_made() -> None:
+    made = [aimed_search.random_net(random.Random(f"{seed}/{k}")) for seed, numbers in aimed_search.CHOSEN.items() for k in numbers]
+    made += [
+        aimed_bundles.broadcast(random.Random(f"{seed}/{k}")) for seed, numbers in aimed_bundles.CHOSEN.items() for k in numbers
+    ]
+    assert None not in made
+    assert sum(map(len, aimed_order.USEFUL.values())) == len(list(aimed_order.never_dead()))
