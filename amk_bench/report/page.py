@@ -21,6 +21,7 @@ from amk_bench.report.pairs import Gap, Pair, tally
 from amk_bench.report.series import Share
 from amk_bench.report.sources import Source, of
 from amk_bench.report.waterfall import PARTS, Step
+from amk_bench.rivals.absent import REASONS
 from amk_bench.table import microseconds
 from amk_bench.verdict import Verdict
 from amk_core.graph import GRAPH_SHAPES
@@ -193,10 +194,12 @@ def _rivals(content: Content) -> list[dict[str, Any]]:
                 "ratios": f"{timed[0]:.2f} to {timed[-1]:.2f}" if timed else "", "reason": "" if timed else "; ".join(reasons),
             }
         )  # fmt: skip
+    never = {reason for _, reason in REASONS.values()}
     for title, words in WANTED:
         if not any(word in name.lower() for name in names for word in words):
             said = dict.fromkeys(g.record.reason for g in content.gaps if any(word in g.record.cell.lower() for word in words))
-            out.append({"name": title, "version": "", "count": 0, "ratios": "", "reason": "; ".join(said) or NOT_TRIED})
+            own = [reason for reason in said if reason in never]
+            out.append({"name": title, "version": "", "count": 0, "ratios": "", "reason": "; ".join(own or said) or NOT_TRIED})
     return out
 
 
