@@ -313,12 +313,24 @@ def clusters() -> Iterator[Aimed]:
         n.buffers[0]["shape"] = [1, cols]
         n.task(2 * (offset // 8), [], [access(0, ONE)])
         yield made(n, *(["REF"] if refused else []))
-    for cluster in (-1, -2, -4):
-        n = net(4, 16, 0)
-        n.task(0)
-        yield changed(n, [("clusters", 1, cluster)], "REF")
-    for edit in (("buffers", POOL, -1), ("buffers", POOL, 2), ("queue_task", 0, 1)):
-        n = net(4, 16, 0)
+    for queues in (1, 4):
+        for cluster in (-1, -2, -4):
+            n = net(queues, 16, 0)
+            n.task(0)
+            yield changed(n, [("clusters", 1, cluster)], "REF")
+    for queue in (0, 1):  # clusters of one queue
+        n = net(2, 16, 0, cluster=1)
+        n.task(queue, [], [access(0, ONE)])
+        yield made(n, *(["REF"] if queue else []))
+    n = net(4, None, 0, cluster=4)
+    n.task(0)
+    yield made(n, "REF")
+    n = net(4, 16, 0)  # the first pool of all
+    n.pools.reverse()
+    n.task(2, [], [access(0, ONE)])
+    yield made(n, "REF")
+    for offset, edit in ((0, ("buffers", POOL, -1)), (0, ("buffers", POOL, 2)), (8, ("queue_task", 0, 1))):
+        n = net(4, 16, offset)
         n.task(0, [], [access(0, ONE)])
         n.task(0)
         yield changed(n, [edit], "REF")

@@ -77,7 +77,7 @@ bool Model::references(Report& out) {
       const i64 size = t.pools[r.pool].bytes;
       if (r.offset < 0 || end > kMaxAddress || (size >= 0 && end > size))
         add(ref("buffer range", -1, b, i64(std::min<i128>(end, kMaxAddress)), size));
-      else if (const i64 part = t.cluster(r.pool) ? part_bytes(r.pool) : 0; part && r.offset / part != i64(end - 1) / part)
+      else if (const i64 part = part_bytes(r.pool); part && r.offset / part != i64(end - 1) / part)
         add(ref("buffer part", -1, b, r.offset, part));
     }
   }
