@@ -1,6 +1,6 @@
 """Schedules aimed at the rules of data: ranges that move, tags, what the host finds, and values with a name.
 
-Random ones of four kinds, of which those with the numbers in ``CHOSEN`` are kept: each kills a mutant that no other corpus notices.
+Random ones of four kinds; aimed_kinds.py names those that are kept.
 """
 
 from __future__ import annotations

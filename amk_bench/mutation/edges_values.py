@@ -87,6 +87,12 @@ def _bulk() -> list[Json]:
         n.task(0, [access(x, ONE, proxy="async")], fences=list(fences))
         n.task(0, [], [access(x, ONE)])
         out.append(n.json())
+    n = Net(1, 2)  # the first of the tasks stands last in its queue
+    x = n.buffer(1, lifetime="persistent", filled=True)
+    n.task(0, [], [access(x, ONE)])
+    n.task(0, [access(x, ONE, proxy="async")])
+    n.queues[0].reverse()
+    out.append(n.json())
     for followed in (False, True):  # the first task of another queue stores last
         for signals in (False, True):
             n = Net(2)
@@ -122,6 +128,15 @@ def _outputs() -> list[Json]:
         z = n.buffer(1, lifetime="persistent", offset=0)
         n.task(0, [], [access(y, ONE)])
         n.task(0, *([], [access(z, ONE)]) if write else ([access(z, ONE)], []))
+        out.append(n.json())
+    for reverse in (False, True):  # the first of the tasks stands last in its queue; the same place of another pool
+        n = Net(1)
+        y = n.buffer(1, kind="output", lifetime="host")
+        z = n.buffer(1, lifetime="persistent", offset=0, pool="global" if reverse else n.pool("two", None))
+        n.task(0, [], [access(y, ONE)])
+        n.task(0, [], [access(z, ONE)])
+        if reverse:
+            n.queues[0].reverse()
         out.append(n.json())
     for add, stride in ((1, -1), (0, 1), (0, 0)):  # in the first of two steps only, in the second only, never
         n = Net(1, 2)
@@ -343,6 +358,25 @@ def _beside_tags() -> list[Json]:
     return out
 
 
+def _crowds() -> list[Json]:
+    """Two writers of one tag take turns, or one of them writes alone: ordered by many readers, or one of them not."""
+    out = []
+    for readers in (1, 3, 9):
+        for back in (False, True):
+            for free in (None, 0, 1, 2):  # 1: they may read
+                n = Net(3, 4)
+                x, c = n.buffer(1, 2, dtype="tag64", lifetime="persistent", tagged=True, filled=True), n.counter()
+                more: dict[str, Any] = {"epoch": -1} if back else {}
+                more |= {"maybe": True} if free == 1 else {}
+                for k in (0, 1):
+                    waits = [] if free == 2 * k else [(c, readers, 0 if back else -1)]
+                    n.task(k, [], [access(x, ONE, affine(1, mod=2, add=k))], waits)
+                for _ in range(readers):
+                    n.task(2, [access(x, ONE, ALL, **more)], [], [], [(c, 1)])
+                out.append(n.json())
+    return out
+
+
 GROUPS: tuple[Callable[[], list[Json]], ...] = (
-    _sources, _nothing, _late, _bulk, _outputs, _half_bytes, _own_outputs, _real, _spared, _beside_tags,
+    _sources, _nothing, _late, _bulk, _outputs, _half_bytes, _own_outputs, _real, _spared, _beside_tags, _crowds,
 )  # fmt: skip

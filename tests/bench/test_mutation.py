@@ -14,7 +14,18 @@ from typing import Literal
 import pytest
 
 from amk_bench.adversary.net import Net, access, affine
-from amk_bench.mutation import aimed, aimed_bundles, aimed_order, aimed_search, directed, python, reference, run
+from amk_bench.mutation import (
+    aimed,
+    aimed_bundles,
+    aimed_kinds,
+    aimed_order,
+    aimed_search,
+    directed,
+    python,
+    reference,
+    run,
+    validator,
+)
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.small import Case
 from amk_core import _native
@@ -55,6 +66,14 @@ def test_every_mutant_of_a_module_is_one_change_that_can_be_undone() -> None:
         m.undo()
         assert ast.unparse(tree) == text, key
     assert alive == ["clip: Lt -> LtE in x < low"]  # equal numbers are clipped to themselves
+
+
+def test_every_chosen_schedule_is_decided() -> None:
+    known = [validator.tables_truth(tables) for tables in aimed_kinds.chosen()]
+    assert len(known) == sum(map(len, aimed_kinds.CHOSEN.values()))
+    safe = [k.safe for k in known if k is not None]
+    assert len(safe) == len(known)
+    assert 0 < sum(safe) < len(safe)
 
 
 def test_the_borders_kill_mutants_of_the_reference() -> None:
