@@ -98,8 +98,8 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
               squares = fma_f32(b.x, b.x, squares);
               squares = fma_f32(b.y, b.y, squares);
               x = times(make_float4(a.x, a.y, b.x, b.y), k_of(i) < K ? source.weight(c, i, 0) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
-            } else {  // two pairs of bf16
-              x = make_float4(float_of(from[0].x << 16), float_of(from[0].x & 0xffff0000u), float_of(from[0].z << 16), float_of(from[0].z & 0xffff0000u));
+            } else {
+              x = Limbs::of_pairs(from[0].x, from[0].z);
             }
             if (record_of(i) < S::kRecords) Limbs::put<false>(place(i, r0 + r), lane, x);
           }
@@ -134,6 +134,8 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
               squares = fma_f32(x.z, x.z, squares);
               squares = fma_f32(x.w, x.w, squares);
               x = times(x, source.weight(c, i, k_of(i)));
+            } else {
+              x = Limbs::of_floats(x);
             }
             if (record_of(i) < S::kRecords) Limbs::put<Source::kHalves>(place(i, r0 + r), lane, x);
           }

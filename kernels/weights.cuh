@@ -141,6 +141,12 @@ struct QuantWeights {
 // 16 bytes are the rows of an integer product (even units: words 0 and 2), and behind them what a product is multiplied by.
 struct Limbs {
   static constexpr int kHalfBytes = 192, kScaleAt = 384;
+  // Attention and gate outputs are handed on as pairs of bf16 where they are tagged, as floats else: one value for both.
+  static __device__ __forceinline__ float4 of_pairs(uint32_t a, uint32_t b) {
+    return make_float4(float_of(a << 16), float_of(a & 0xffff0000u), float_of(b << 16), float_of(b & 0xffff0000u));
+  }
+  static __device__ __forceinline__ float4 of_floats(float4 v) { return of_pairs(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)); }
+
   // Values 4q .. 4q + 3 of unit s, for q = lane % 8 and s = lane / 8; kHalves: 2q, 2q + 1, 2q + 16 and 2q + 17.  All lanes of a warp.
   template <bool kHalves>
   static __device__ __forceinline__ void put(uint8_t* to, int lane, float4 v) {

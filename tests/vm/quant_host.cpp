@@ -1,6 +1,7 @@
 // kernels/weights.cuh and vm/quant.h on the host: a warp of 32 threads that meet where the hardware's instructions do, and the values
 // of a packed tile.  Arguments: what, number of a format, K, rows, file of the tape, file of activations.
-// `fast` prints float32 [row group][8 rows]: the sums of one warp that takes all records; `exact` the values [rows][K].
+// `fast`, `pairs` and `floats` print float32 [row group][8 rows]: the sums of one warp that takes all records, of activations as they are,
+// handed on as pairs of bf16, or as floats; `exact` prints the values [rows][K].
 #include <barrier>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +24,7 @@ struct float4 {
 };
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 constexpr int kSlotUnits = 32, kPieceUnits = 64, kQuantPiece = 32, kUnitBytes = 512;
 #define AMK_QUANT 1
 #define AMK_LAYER_FORMAT 0
@@ -62,6 +64,7 @@ static void mma_s8(int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
         for (int k = 0; k < 4; ++k)
           c[i] += byte(all[4 * g + from].a[2 * half + i / 2], k) * byte(all[4 * (2 * t + i % 2) + from].b[half], k);
 }
+static uint32_t pack_bf16(float low, float high) { return bf16_of(low) | uint32_t(bf16_of(high)) << 16; }
 }  // namespace amk
 #include WEIGHTS_TEXT  // without its includes and its instruction
 
@@ -79,7 +82,7 @@ static void put(float x) { std::fwrite(&x, 4, 1, stdout); }
 
 // What kernels/gemv_quant.cuh does with one row of activations, in one warp.
 template <int kCode>
-static void fast(const std::vector<uint8_t>& tape, const float* activations, int k, int rows) {
+static void fast(const std::vector<uint8_t>& tape, const float* activations, int k, int rows, char what) {
   using W = QuantWeights<kCode>;
   const int records = (k + 127) / 128, groups = (rows + 7) / 8;
   std::vector<uint8_t> staged(size_t(records) * W::kStageBytes);
@@ -88,12 +91,11 @@ static void fast(const std::vector<uint8_t>& tape, const float* activations, int
     t_lane = lane;
     for (int r = 0; r < records; ++r) {
       auto x = [&](int i) { return r * 128 + i < k ? activations[r * 128 + i] : 0.0f; };
-      if (HALVES) {
-        const int first = lane / 8 * 32 + lane % 8 * 2;
-        Limbs::put<true>(staged.data() + r * W::kStageBytes, lane, {x(first), x(first + 1), x(first + 16), x(first + 17)});
-      } else {
-        Limbs::put<false>(staged.data() + r * W::kStageBytes, lane, {x(4 * lane), x(4 * lane + 1), x(4 * lane + 2), x(4 * lane + 3)});
-      }
+      const int first = HALVES ? lane / 8 * 32 + lane % 8 * 2 : 4 * lane, second = first + (HALVES ? 16 : 2);
+      float4 v{x(first), x(first + 1), x(second), x(second + 1)};
+      if (what == 'p') v = Limbs::of_pairs(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+      if (what == 'f') v = Limbs::of_floats(v);
+      Limbs::put<HALVES != 0>(staged.data() + r * W::kStageBytes, lane, v);
     }
     g_meeting.arrive_and_wait();
     for (int group = 0; group < groups; ++group) {
@@ -128,12 +130,13 @@ static void exact(const std::vector<uint8_t>& tape, int rows) {
 
 int main(int n, char** args) {
   if (n != 7) return 2;
-  const bool in_records = std::strcmp(args[1], "fast") == 0;
+  const bool in_records = std::strcmp(args[1], "exact") != 0;
+  const char what = std::strcmp(args[1], "fast") == 0 ? 'a' : args[1][0];
   const int code = std::atoi(args[2]), k = std::atoi(args[3]), rows = std::atoi(args[4]);
   const auto tape = contents(args[5]), activations = contents(args[6]);
 #define CASE(number)                                                                                             \
   case number:                                                                                                   \
-    if (in_records) fast<number>(tape, reinterpret_cast<const float*>(activations.data()), k, rows);             \
+    if (in_records) fast<number>(tape, reinterpret_cast<const float*>(activations.data()), k, rows, what);       \
     else if (k == 576) exact<number, 576>(tape, rows);                                                           \
     else if (k == 200) exact<number, 200>(tape, rows);                                                           \
     else return 3;                                                                                               \

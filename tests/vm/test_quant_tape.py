@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 from pathlib import Path
 
@@ -115,6 +116,24 @@ def test_one_weight_and_one_activation_at_a_time_meet_exactly(host: Path, tmp_pa
             got = run(host, "fast", fmt, 8, 200, tape, tmp_path, x)[:8]
             want = m.dequantise()[:, k].astype(np.float64) * integers(x)[k]
             np.testing.assert_allclose(got, want, rtol=3e-6, atol=1e-3)
+
+
+def test_activations_give_the_same_bits_whether_they_are_handed_on_as_pairs_of_bf16_or_as_floats(
+    host: Path, tmp_path: Path
+) -> None:
+    fmt = QuantFormat.parse("int4-g64-zero")
+    m = matrix(fmt, 16, 576)
+    x = np.random.default_rng(8).normal(size=576).astype(np.float32)
+    pairs, floats, unrounded = (run(host, how, fmt, 16, 576, quant_order(m), tmp_path, x) for how in ("pairs", "floats", "fast"))
+    np.testing.assert_array_equal(pairs, floats)
+    assert (pairs != unrounded).any()
+
+
+def test_the_kernel_takes_what_was_handed_on_in_these_two_ways_and_no_other() -> None:
+    text = (ROOT / "kernels" / "gemv_quant.cuh").read_text()
+    polled, plain = text.split("auto stage = ")[1].split("stage(0, true);")[0].split("constexpr int kMost = Source::kHalves")
+    for branch, taken in ((polled, "x = Limbs::of_pairs(from[0].x, from[0].z);"), (plain, "x = Limbs::of_floats(x);")):
+        assert re.search(r"if constexpr \(Source::kNormed\) \{[^{}]*\} else \{\s*" + re.escape(taken), branch)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
