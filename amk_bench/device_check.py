@@ -203,12 +203,14 @@ def timings(args: argparse.Namespace) -> int:
             context = config.pop("context", 2176)
             batch = config.pop("batch", 1)
             positions = config.pop("positions", ())
+            weights = config.pop("weights", "")
             make = partial(timed_vm, model, min(context, GRAPH_SHAPES[model].context), device, args.cache, config, shared=shared,
-                           batch=batch, flight=tuple(flight) if flight else None, layers=layers)  # fmt: skip
+                           batch=batch, flight=tuple(flight) if flight else None, layers=layers, weights=weights)  # fmt: skip
             try:
                 vm = make()
+                about = {**config, "weights": weights} if weights else config
                 for position in positions or POSITIONS[model]:
-                    t = measure(model, position, vm, read.bytes_per_s, batch=batch, config=config)
+                    t = measure(model, position, vm, read.bytes_per_s, batch=batch, config=about)
                     print(f"{model:16s} {text:40s} position {position:5d}: {t.us:8.1f} us a token (spread {t.spread * 100:.1f} %), "
                           f"floor {t.floor_us:.0f}; random weights", flush=True)  # fmt: skip
                     rows.append(t)
@@ -218,7 +220,7 @@ def timings(args: argparse.Namespace) -> int:
                         axis = trace(tracer, position)
                         print(f"{model} {text} at position {position}, microseconds")
                         print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
-                        traces.append(traced(model, position, batch, config, tracer.tape.size, axis))
+                        traces.append(traced(model, position, batch, about, tracer.tape.size, axis))
             except Exception as e:
                 print(f"FAIL {model} {text}: {type(e).__name__}: {e}", flush=True)
                 failed = 1
@@ -258,7 +260,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", default="")
     parser.add_argument("--only", default="")
     parser.add_argument("--models", default=",".join(POSITIONS))
-    parser.add_argument("--config", default="{}", help="ScheduleConfig as JSON, several separated by ';'")
+    parser.add_argument(
+        "--config", default="{}", help="ScheduleConfig as JSON, several separated by ';'; and weights: formats of quantised ones"
+    )
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--spin", type=float, default=2.0, help="spin bound in seconds (raise it under a sanitizer)")
     parser.add_argument("--cache", type=Path, default=None)

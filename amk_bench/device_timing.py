@@ -81,7 +81,6 @@ class Timing:
     Attributes:
         us: median of ``samples_us``, one launch each, in the order of measuring; none is left out but the first two.
         floor_us: bytes of the tape at the bandwidth that this card was measured to have.
-        formats: of quantised weights; empty for bf16.
     """
 
     model: str
@@ -91,7 +90,6 @@ class Timing:
     steps: int
     samples_us: tuple[float, ...]
     floor_us: float
-    formats: str = ""
 
     @property
     def us(self) -> float:
@@ -168,12 +166,11 @@ def measure(
     steps: int = 32,
     batch: int = 1,
     config: Mapping[str, Any] | None = None,
-    formats: str = "",
 ) -> Timing:
     """``repeats`` launches of ``steps`` steps from ``position`` on a card that reads ``bytes_per_s`` from its memory."""
     samples = vm.time_launches(steps, vm.variables(position, steps), repeats + 2)[2:]
     us = tuple(x / steps * 1e6 for x in samples)
-    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / bytes_per_s * 1e6, formats)
+    return Timing(model, position, batch, config or {}, steps, us, vm.tape.size / bytes_per_s * 1e6)
 
 
 def report(

@@ -68,8 +68,8 @@ def test_what_is_traced_is_the_program_that_was_timed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(device_check, "traced", lambda *rest: None)
     monkeypatch.setattr(device_check.tracing, "table", lambda axis: "table")
     monkeypatch.setattr(device_check.tracing, "hand_offs", lambda axis: "hand-offs")
-    config = '{"batch": 4, "positions": [16], "handoff": "counter", "flight": [2, 2, 1]}'
+    config = '{"batch": 4, "positions": [16], "handoff": "counter", "flight": [2, 2, 1], "weights": "int8"}'
     assert device_check.main(["time", "--models", "smollm2-135m", "--config", config, "--trace"]) == 0
-    settings = {"batch": 4, "flight": (2, 2, 1), "layers": 0}
+    settings = {"batch": 4, "flight": (2, 2, 1), "layers": 0, "weights": "int8"}
     assert made == [({"handoff": "counter"}, settings), ({"handoff": "counter"}, settings | {"trace": True})]
     assert capsys.readouterr().out.count("hand-offs") == 1
