@@ -76,6 +76,11 @@ class VllmWorker:
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
         """Fills the prefix cache for each sequence and runs a call, so that what is made once is made."""
         self._prefix, self._batch = list(prefix), batch
+        # A token each, so that the prefixes are there when a call begins: computed in it, the first sequences would be through before
+        # the last had begun.
+        got = self._ask([1] * batch, 1)
+        while self._engine.has_unfinished_requests():
+            self._step(got)
         self.decode([1] * batch, max(2, min(8, room - 2 - EXTRA)))
 
     def decode(self, first: Sequence[int], tokens: int) -> dict[str, Any]:
@@ -93,6 +98,10 @@ class VllmWorker:
         if events:
             events[0].record()
         while any(len(ids) < least[name] for name, ids in got.items()):
+            if not self._engine.has_unfinished_requests():
+                raise RuntimeError(
+                    f"sequences began too far apart for {tokens} steps of all of them; is the prefix cache too small?"
+                )
             self._step(got)
         if events:
             events[1].record()

@@ -324,6 +324,27 @@ def test_the_window_holds_as_many_steps_as_tokens_whatever_the_start_costs(insid
     assert EXTRA >= 4
 
 
+def test_prefixes_are_filled_before_a_call_and_sequences_too_far_apart_are_an_error(inside: VllmWorker) -> None:
+    """Where the last sequence begins when the others are through, a call ends with an error and not never."""
+    inside.prepare([4, 5], 4, 30)
+    assert [ids for _, ids, _ in inside._engine.seen[:4]] == [[4, 5, 1]] * 4
+    engine, plain = inside._engine, inside._engine.step
+
+    def late() -> Any:
+        """The last request waits until the others are through."""
+        last = next(reversed(engine.asked))
+        if len(engine.asked) > 1:
+            kept = engine.asked.pop(last)
+            out = plain()
+            engine.asked[last] = kept
+            return out
+        return plain()
+
+    engine.step = late
+    with pytest.raises(RuntimeError, match="began too far apart for 7 steps"):
+        inside.decode([1, 2, 3, 4], 7)
+
+
 def test_the_device_is_busy_for_the_union_of_its_kernels() -> None:
     assert busy_us([(0, 100), (10, 12), (11, 14), (20, 21)]) == pytest.approx(5.0)  # of four, the first third is one
     assert busy_us([(0.0, 1.0), (2.0, 9.0), (3.0, 4.0)]) == pytest.approx(7.0)
