@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -64,10 +64,14 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """One record of a result file, seen as a row.  Times in microseconds a step (or a call, ``record.unit``)."""
+    """One record of a result file, seen as a row.  Times in microseconds a step (or a call, ``record.unit``).
+
+    ``rival_busy_us``: of a step, how long the device worked for the rival, by its own profiler, in the newest run that has it.
+    """
 
     source: Source
     record: LatencyRecord
+    rival_busy_us: float | None = None
 
     @property
     def cell(self) -> Cell:
@@ -133,11 +137,6 @@ class Pair:
         """The host's clock around the same calls, median; ``side`` is "ours" or "baseline"."""
         readings = self.record.host.get(f"{side}_us")
         return statistics.median(readings) if readings else None
-
-    @property
-    def rival_busy_us(self) -> float | None:
-        """Of a step, how long the device worked for the rival, by the rival's own profiler; None where it has none."""
-        return self.record.derived.get("baseline_busy_us")
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -220,7 +219,9 @@ def newest(sources: Sequence[Source]) -> list[Pair]:
         for record in source.records:
             if isinstance(record, LatencyRecord):
                 pair = Pair(source, record)
-                found[pair.cell, pair.rival] = pair
+                older = found.get((pair.cell, pair.rival))
+                busy = record.derived.get("baseline_busy_us") or (older.rival_busy_us if older else None)
+                found[pair.cell, pair.rival] = replace(pair, rival_busy_us=busy)
     return ordered(found.values())
 
 

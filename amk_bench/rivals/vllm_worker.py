@@ -76,8 +76,8 @@ class VllmWorker:
     def prepare(self, prefix: Sequence[int], batch: int, room: int) -> None:
         """Fills the prefix cache for each sequence and runs a call, so that what is made once is made."""
         self._prefix, self._batch = list(prefix), batch
-        # A token each, so that the prefixes are there when a call begins: computed in it, the first sequences would be through before
-        # the last had begun.
+        # A token each, so that the prefixes are there when a call begins: computed in it, the first sequences would be through
+        # before the last had begun.
         got = self._ask([1] * batch, 1)
         while self._engine.has_unfinished_requests():
             self._step(got)
@@ -99,9 +99,7 @@ class VllmWorker:
             events[0].record()
         while any(len(ids) < least[name] for name, ids in got.items()):
             if not self._engine.has_unfinished_requests():
-                raise RuntimeError(
-                    f"sequences began too far apart for {tokens} steps of all of them; is the prefix cache too small?"
-                )
+                raise RuntimeError(f"sequences began too far apart for {tokens} steps of all; is the prefix cache too small?")
             self._step(got)
         if events:
             events[1].record()

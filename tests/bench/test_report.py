@@ -172,8 +172,8 @@ def test_a_rival_that_no_run_can_have_hides_no_other_reason(tmp_path: Path) -> N
     ]
     slow = timed_record(1.5, position=4096)
     slow["derived"]["baseline_busy_us"] = 77.25
-    for number in (1, 2):
-        doc = result_document([slow], skipped=left)
+    for number, cell in ((1, slow), (2, timed_record(1.5, position=4096))):  # the newer run has no profile
+        doc = result_document([cell], skipped=left, created=f"2026-01-0{number}T03:04:05+00:00")
         (tmp_path / "reports" / "data" / f"{number}.json").write_text(json.dumps(doc))
     e = Evidence.read(tmp_path)
     rows = {(r.model, r.batch): r.cells for r in grid.grid(e.best, e.gaps)[0].rows}

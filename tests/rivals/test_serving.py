@@ -341,7 +341,7 @@ def test_prefixes_are_filled_before_a_call_and_sequences_too_far_apart_are_an_er
         return plain()
 
     engine.step = late
-    with pytest.raises(RuntimeError, match="began too far apart for 7 steps"):
+    with pytest.raises(RuntimeError, match="began too far apart for"):
         inside.decode([1, 2, 3, 4], 7)
 
 
