@@ -34,6 +34,7 @@ BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager", "pdl-grap
 TOKENS, BLOCKS = 16, 8
 EARLY = ("pdl-graph", *registry.RIVALS)  # what starts or compiles while ours is loaded
 NO_TIME = "no time was left for this cell"
+ENDED = "the run was ended before this cell had a time"
 
 
 class Bench:
@@ -48,6 +49,7 @@ class Bench:
         self.records: list[Record] = []
         self.paused: list[tuple[int, str, Sitting]] = []
         self.timed: list[tuple[int, str, LatencyRecord]] = []
+        self._owed: set[tuple[int, str]] = set()  # cells that have neither a time nor a reason yet
         self.names: list[str] = []
         self.left_out: dict[str, str] = {}
         self.arena: Arena | None = None
@@ -90,13 +92,19 @@ class Bench:
         """As :meth:`run`, up to the middle of the cells of engines in their own processes where they are to be restarted."""
         if self.arena is None:
             return
+        self._owed = {(position, name) for position in positions for name in self.names}
         noted = False
         for position in positions:
             for name, reason in self.left_out.items():
                 self._skip(position, name, reason)
-            names = [name for name in self.names if self._parity(self.arena.engines[name], position)]
-            if not self._parity(self.arena.ours, position):
+            fit = [name for name in self.names if self._parity(self.arena.engines[name], position)]
+            ours = self._parity(self.arena.ours, position)
+            for name in self.names:
+                if not ours or name not in fit:
+                    self._skip(position, name, f"{'its' if ours else 'our'} logits are off (P2), so there is no time")
+            if not ours:
                 continue
+            names = fit
             floor = self.arena.floor(position, plan)
             if not noted:
                 self.records.append(NoteRecord(f"{self.model}: noise floor {100 * floor:.2f} %", {"noise_floor": floor}))
@@ -157,8 +165,10 @@ class Bench:
         except StopIteration as end:
             record: LatencyRecord = end.value[0]
         except Exception as error:
+            self._owed.discard((position, name))
             self._broke(self._cell(position, name), name, error)
             return False
+        self._owed.discard((position, name))
         self.records.append(record)
         self.keep()
         both = record.ours_us and record.baseline_us
@@ -186,12 +196,15 @@ class Bench:
 
     def _skip(self, position: int, name: str, reason: str) -> None:
         assert self.arena is not None
+        self._owed.discard((position, name))
         batch = f" --batch {self.arena.setting.batch}" if self.arena.setting.batch != 1 else ""
         run = f"python -m amk_bench.baselines.run --model {self.model}{batch} --positions {position} --baselines {name} --out FILE"
-        self.records.append(SkipRecord(self._cell(position, name), reason, run if reason == NO_TIME else ""))
+        self.records.append(SkipRecord(self._cell(position, name), reason, run if reason in (NO_TIME, ENDED) else ""))
 
     def close(self) -> None:
-        """Ends the processes of rivals, and says of each engine what it is only now known to be."""
+        """Ends the processes of rivals, and says of each engine what it is only now known to be, and which cells were cut off."""
+        for position, name in sorted(self._owed):
+            self._skip(position, name, ENDED)
         for engine in self.arena.engines.values() if self.arena else ():
             if hasattr(engine, "close"):
                 told = ", ".join(f"{k}: {v}" for k, v in registry.describe(engine).items())

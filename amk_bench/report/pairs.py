@@ -36,7 +36,10 @@ _LEFT_OUT = (
     re.compile(r"(?P<model>.+): latency against (?P<rival>.+)"),
     re.compile(r"latency of (?P<model>.+)"),
 )
-_LIBRARIES = {"hf": ("transformers", "torch"), "vllm": ("vllm",), "llama.cpp": ("llama.cpp",), "fused": ("torch",)}
+_LIBRARIES = {
+    "hf": ("transformers", "torch"), "vllm": ("vllm",), "llama.cpp": ("llama.cpp",), "fused": ("torch",),
+    "triton step": ("triton", "torch"),
+}  # fmt: skip
 
 
 def named(label: str, told: str = "") -> tuple[str, str]:

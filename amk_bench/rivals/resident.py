@@ -47,6 +47,7 @@ class Resident:
         self._said: Any = None
         self._buffer = b""
         self._starting = False
+        self._pending = False  # an answer that nobody waited for to the end: it would come to the next question
         self.told: dict[str, Any] = {}
         self.starts = 0
 
@@ -81,7 +82,7 @@ class Resident:
         except OSError as error:
             raise RivalBroke(f"{self._command[0]} cannot be started: {error}") from None
         self.starts += 1
-        self._starting = True
+        self._starting, self._pending = True, False
 
     def ask(self, operation: str, **values: Any) -> Any:
         """The answer of one operation.  Raises RivalBroke, after which the process is gone unless it answered with an error."""
@@ -94,7 +95,9 @@ class Resident:
             self._process.stdin.flush()
         except OSError:
             raise self._broke(f"it went away before it was asked to {operation}") from None
+        self._pending = True
         message = self._receive(self._call_s, operation)
+        self._pending = False
         if "ok" not in message:
             raise RivalBroke(f"{operation}: {message.get('error', message)}")
         return message["ok"]
@@ -146,7 +149,8 @@ class Resident:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None and process.stdin is not None:
+        pending, self._pending = self._pending, False
+        if process.poll() is None and process.stdin is not None and not pending:
             try:
                 process.stdin.write(json.dumps({"op": CLOSE}).encode() + b"\n")
                 process.stdin.close()

@@ -75,6 +75,8 @@ def test_an_engine_that_skips_work_has_no_row_and_says_why() -> None:
     assert failed.limit is not None
     assert failed.value > 2 * failed.limit
     assert {r.baseline for r in here.records if isinstance(r, LatencyRecord)} == {"HF eager"}
+    (empty,) = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert (empty.cell, empty.reason) == ("tiny at 16 against fused", "its logits are off (P2), so there is no time")
 
 
 def test_what_no_time_was_left_for_is_an_empty_cell() -> None:
@@ -147,6 +149,26 @@ def test_a_rival_in_its_own_process_is_restarted_once_in_the_middle_of_all_its_c
     assert engine.prepared == 8  # P2, before and after the restart, and for the profile, at two positions
     assert [r.derived["baseline_busy_us"] for r in times] == pytest.approx([3.0, 3.0])
     assert engine.ended
+
+
+def test_a_run_that_is_cut_off_says_which_cells_have_no_time() -> None:
+    """What it had measured is kept, and every other cell has its reason."""
+
+    class Stopped(FusedEngine):
+        def prepare(self, prefix: Any, batch: int, room: int) -> None:
+            if len(prefix) == 16:
+                raise SystemExit(143)
+            super().prepare(prefix, batch, room)
+
+    engine = Stopped(random_weights(GRAPH, 1, "cpu", torch.bfloat16), 1, 96, "eager")
+    here = bench(stopped=engine)
+    with pytest.raises(SystemExit):
+        here.run([0, 16], Plan(4, 6, 7), deadline=time.monotonic() + 600)
+    here.close()
+    assert [r.position for r in here.records if isinstance(r, LatencyRecord)] == [0, 0]
+    cut = [(r.cell, r.reason) for r in here.records if isinstance(r, SkipRecord)]
+    assert [cell for cell, _ in cut] == ["tiny at 16 against hf-eager", "tiny at 16 against stopped"]
+    assert all(reason == "the run was ended before this cell had a time" for _, reason in cut)
 
 
 def test_a_rival_that_dies_in_a_cell_costs_that_cell() -> None:

@@ -238,3 +238,20 @@ def test_a_rival_does_not_outlive_the_judge(tmp_path: Path) -> None:
     judge.send_signal(signal.SIGKILL)
     judge.wait()
     assert _gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_process_that_was_asked_and_not_waited_for_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is stopped while an engine computes does not wait for it."""
+    engine = remote(at=1, call="hangs")
+    engine.prepare([1], 1, 4)
+
+    def stopped(*_: Any) -> Any:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(engine.resident, "_receive", stopped)
+    with pytest.raises(SystemExit):
+        engine.decode([1], 2)
+    start = time.monotonic()
+    engine.close()
+    assert time.monotonic() - start < 5
+    assert not engine.resident.running
