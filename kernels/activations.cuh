@@ -31,11 +31,6 @@ struct Slices {
   static constexpr int kSlotGroups = kRecords <= W::kSlot ? W::kSlot / kRecords : 1;  // whole row groups of a slot
   static constexpr int kPieces = (kRecords + W::kSlot - 1) / W::kSlot;                // slots of a row group
   static constexpr int kPieceLoads = kPieces == 1 ? kPerWarp : W::kSlot / kWarps;     // records of a warp in a piece
-  // The unit of K that is a warp's j-th one.
-  static __device__ __forceinline__ int unit(int warp, int j) {
-    if constexpr (W::kUnits == 1) return warp + kWarps * j;
-    return (warp + kWarps * (j / W::kUnits)) * W::kUnits + j % W::kUnits;
-  }
   // Long row groups take turns, see ring.cuh: a piece of the activations serves two of them.
   static constexpr bool kTurns = kRecords > W::kPiece;
   static constexpr int kTapePieces = (kRecords + W::kPiece - 1) / W::kPiece, kPieceSlots = W::kPiece / W::kSlot;
@@ -94,9 +89,10 @@ struct Prologue {
       const float* weight = c.at<const float>(qkv::norm_w);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        int unit = Slices<kHidden>::unit(c.warp, 4 * i + c.lane / 8);
-        if (LayerWeights::kUnits != HeadWeights::kUnits && op == kLmHead) unit = Head::unit(c.warp, 4 * i + c.lane / 8);
-        const int k = unit * 32 + c.lane % 8 * 4;
+        int k = (c.warp + kWarps * (4 * i + c.lane / 8)) * 32 + c.lane % 8 * 4;
+#if AMK_QUANT
+        if ((op == kLmHead ? HeadWeights::kUnits : LayerWeights::kUnits) == 4) k = (c.warp + kWarps * i) * 128 + c.lane * 4;
+#endif
         if (k < kHidden) copy_16(norm(c, i), weight + k);  // never one address by many lanes: L2 serves them one by one
       }
     }

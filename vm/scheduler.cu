@@ -60,43 +60,32 @@ __device__ __forceinline__ void signal_all(const Launch& launch, const DeviceTas
   }
 }
 
-// A matrix of K columns times the activations of a source.
-template <int K, class W, class Source>
-__device__ __forceinline__ void run_product(const Context c, const Source& source, const Finish& finish) {
+// A matrix of K columns times the activations of a source, by the product of the mode and of the weights.
 #if AMK_EXACT
-  gemv_exact<K, W>(c, source, finish);
-#elif AMK_QUANT
+#define AMK_PRODUCT gemv_exact
+#elif !AMK_QUANT
+#define AMK_PRODUCT gemv_fast
+#else
+#define AMK_PRODUCT gemv_of
+template <int K, class W, class Source>
+__device__ __forceinline__ void gemv_of(const Context c, const Source& source, const Finish& finish) {
   if constexpr (W::kQuantised) {
     gemv_quant<K, W>(c, source, finish);
   } else {
     gemv_fast<K, W>(c, source, finish);
   }
-#else
-  gemv_fast<K, W>(c, source, finish);
-#endif
 }
+#endif
 
 // o_proj and down_proj: the same parameters in the same places.
 template <int K>
 __device__ __forceinline__ void run_project(const Context c) {
 #if AMK_EXACT
-  run_product<K, LayerWeights>(c, ExactPlain<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
+  AMK_PRODUCT<K, LayerWeights>(c, ExactPlain<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
 #elif AMK_TAGGED
-  run_product<K, LayerWeights>(c, TaggedPairSource<K>{c.at<const uint2>(o_proj::x)}, Finish::of(c));
+  AMK_PRODUCT<K, LayerWeights>(c, TaggedPairSource<K>{c.at<const uint2>(o_proj::x)}, Finish::of(c));
 #else
-  run_product<K, LayerWeights>(c, PlainSource<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
-#endif
-}
-
-// qkv, gate_up and lm_head: their first parameters are h and norm_w.
-template <class W>
-__device__ __forceinline__ void run_normed(const Context c, const float* weight, int eps, const Finish& finish) {
-#if AMK_EXACT
-  run_product<kHidden, W>(c, ExactNorm<kHidden>{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
-#elif AMK_TAGGED
-  run_product<kHidden, W>(c, TaggedNormSource{c.at<const uint2>(qkv::h), weight, c.real(eps)}, finish);
-#else
-  run_product<kHidden, W>(c, NormSource{c.at<const float>(qkv::h), weight, c.real(eps)}, finish);
+  AMK_PRODUCT<K, LayerWeights>(c, PlainSource<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
 #endif
 }
 
@@ -116,16 +105,23 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
     case kQkv:
     case kGateUp:
     case kLmHead: {
-      // Their last parameter is eps.
+      // Their first parameters are h and norm_w, their last is eps.
       const int eps = c.op() == kQkv ? int(qkv::eps) : (c.op() == kGateUp ? int(gate_up::eps) : int(lm_head::eps));
       const float* weight = c.at<const float>(qkv::norm_w);
       const Finish finish = Finish::of(c);
+#if AMK_EXACT
+      const ExactNorm<kHidden> source{c.at<const float>(qkv::h), weight, c.real(eps)};
+#elif AMK_TAGGED
+      const TaggedNormSource source{c.at<const uint2>(qkv::h), weight, c.real(eps)};
+#else
+      const NormSource source{c.at<const float>(qkv::h), weight, c.real(eps)};
+#endif
 #if AMK_LAYER_FORMAT != AMK_HEAD_FORMAT
       if (c.op() == kLmHead) {
-        run_normed<HeadWeights>(c, weight, eps, finish);
+        AMK_PRODUCT<kHidden, HeadWeights>(c, source, finish);
       } else
 #endif
-        run_normed<LayerWeights>(c, weight, eps, finish);
+        AMK_PRODUCT<kHidden, LayerWeights>(c, source, finish);
       if (c.op() == kLmHead && c.p(lm_head::amax) >= 0) {
         sync_tasks();
         tile_argmax(c, finish.out);
@@ -144,9 +140,9 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
       namespace a = o_proj_combine;
       const Partials partials{c.at<const float>(a::part), c.p(a::splits), c.p(a::blocks)};
 #if AMK_EXACT
-      run_product<kQSize, LayerWeights>(c, ExactCombine{partials, c.p(a::pos_var)}, Finish::of(c));
+      AMK_PRODUCT<kQSize, LayerWeights>(c, ExactCombine{partials, c.p(a::pos_var)}, Finish::of(c));
 #else
-      run_product<kQSize, LayerWeights>(c, CombineSource{partials, c.p(a::pos_var)}, Finish::of(c));
+      AMK_PRODUCT<kQSize, LayerWeights>(c, CombineSource{partials, c.p(a::pos_var)}, Finish::of(c));
 #endif
       return kDone;
     }
