@@ -16,7 +16,7 @@ import numpy as np
 from amk_bench.adversary import run as attack
 from amk_bench.adversary.net import Json
 from amk_bench.adversary.regressions import REGRESSIONS
-from amk_bench.mutation import aimed, aimed_kinds, aimed_model, aimed_rules, checker, directed, exact, phases, small
+from amk_bench.mutation import aimed, aimed_kinds, aimed_last, aimed_model, aimed_rules, checker, directed, exact, phases, small
 from amk_bench.mutation.edges import edges
 from amk_bench.mutation.limits import VALIDATOR
 from amk_bench.mutation.native import words
@@ -187,7 +187,7 @@ def aimed_cases() -> Iterator[list[int]]:
     for tables in aimed_kinds.chosen():
         if (known := tables_truth(tables)) is not None:
             yield from (words(known.safe, known.rules, known.kept, tables, None, setting) for setting in SETTINGS)
-    for make in (*aimed_model.SINGLE, *aimed_rules.SINGLE):
+    for make in (*aimed_model.SINGLE, *aimed_rules.SINGLE, *aimed_last.SINGLE, *aimed_last.HALF):
         for case in make():
             stated = -1 if case.rules is None else _bits(case.rules)
             for setting in case.settings:

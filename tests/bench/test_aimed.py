@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from amk_bench.mutation import aimed_model, aimed_rules
+from amk_bench.mutation import aimed_last, aimed_model, aimed_rules
 from amk_bench.mutation.aimed_model import Aimed
 from amk_core import _native
 from amk_core.schedule import oracle
 from amk_core.schedule.tables import MAGIC, read_sections
 
-MAKERS = (*aimed_model.SINGLE, *aimed_rules.SINGLE)
+MAKERS = (*aimed_model.SINGLE, *aimed_rules.SINGLE, *aimed_last.SINGLE)
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [*MAKERS, *aimed_last.HALF], ids=lambda make: make.__name__)
 def test_the_validator_finds_what_an_aimed_case_states(make: Callable[[], Iterator[Aimed]]) -> None:
     for k, case in enumerate(make()):
         if 0 not in case.settings:
