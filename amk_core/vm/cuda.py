@@ -20,7 +20,7 @@ from amk_core.vm.device_memory import DeviceBuffers
 from amk_core.vm.driver import CudaError, Device, Graph, HostMemory, Memory, call, finished, pointers
 from amk_core.vm.launch_ranges import LaunchRanges
 from amk_core.vm.plan import Build, Dims, ProgramError, plan_build
-from amk_core.vm.program import COUNTER_STRIDE, LAUNCH, build_program, tile_span
+from amk_core.vm.program import COUNTER_STRIDE, LAUNCH, Program, build_program, tile_span
 from amk_core.vm.token_ring import TokenRing
 
 SPIN_TIMEOUT_S = 2.0  # far above any task on a GPU; a fault, not a performance limit
@@ -71,7 +71,7 @@ class CudaVM:
         self._running, self._handles = False, []
         self._s = s = tables.unpack(data)
         self._device, facts = device, device.facts
-        self._dims = dims = Dims.of(s)
+        self._dims = dims = self._constants(s)
         self._sequences = dims.rows // dims.chunk
         self._ranges = LaunchRanges(s, self._sequences, dims.chunk)
         if not facts.cooperative:
@@ -84,21 +84,16 @@ class CudaVM:
             )
         if len(s.variable_names()) > MAX_VARIABLES:
             raise ProgramError(f"{len(s.variable_names())} launch variables, the device VM takes at most {MAX_VARIABLES}")
-        self.build: Build = plan_build(dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight)
-        self.cubin = nvrtc.build({**self.build.defines, **(macros or {})}, facts.arch, cache, options)
+        self.build: Build = self._plan(trace, flight)
+        self.cubin = nvrtc.build({**self.build.defines, **(macros or {})}, facts.arch, cache, options, self._entry)
         device.activate()
         module = device.module(self.cubin.data)
         self._handles.append(("cuModuleUnload", module))
         self._run = device.function(module, "amk_run", self.build.shared_bytes)
-        resident = int(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._run, self.build.threads, self.build.shared_bytes))
-        if resident * facts.sms < s.n_queues:
-            raise CudaError(
-                f"{s.n_queues} queues need as many CTAs on the card at once; {facts.name} holds {resident * facts.sms} "
-                f"({facts.sms} SMs); lower the model for this card"
-            )
+        self._check_room()
         self._tape = tape if isinstance(tape, Memory) else device.upload(tape)
-        self.memory = DeviceBuffers(s, device, bound, pools)
-        program = build_program(s, dims, self.build.defines["AMK_SLOT_UNITS"], self.memory.address, task_weight, self._tape.address)
+        self.memory = DeviceBuffers(s, device, bound, pools, self._clusters)
+        program = self._records(task_weight)
         if not dims.exact and len(program.tiles):
             end = int(tile_span(program.tiles)[1].max())
             if end > self._tape.size:
@@ -136,6 +131,31 @@ class CudaVM:
         self._feed = HostMemory(device, 4 * self._sequences)
         if self._out is not None:
             self.memory.mirror(self._out, fresh=False)  # poll() fills it, whenever it is asked for first
+
+    # -- what programs for ranks do otherwise
+    _entry = nvrtc.ENTRY  # the source that is compiled
+    _clusters = False  # pools of clusters are shared memory
+
+    def _constants(self, s: Schedule) -> Dims:
+        return Dims.of(s)
+
+    def _plan(self, trace: bool, flight: tuple[int, int, int] | None) -> Build:
+        facts = self._device.facts
+        return plan_build(self._dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight)
+
+    def _check_room(self) -> None:
+        """All queues are on the card at once (CudaError)."""
+        s, facts = self._s, self._device.facts
+        resident = int(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", self._run, self.build.threads, self.build.shared_bytes))
+        if resident * facts.sms < s.n_queues:
+            raise CudaError(
+                f"{s.n_queues} queues need as many CTAs on the card at once; {facts.name} holds {resident * facts.sms} "
+                f"({facts.sms} SMs); lower the model for this card"
+            )
+
+    def _records(self, task_weight: npt.NDArray[np.int64]) -> Program:
+        units, m = self.build.defines["AMK_SLOT_UNITS"], self.memory
+        return build_program(self._s, self._dims, units, m.address, task_weight, self._tape.address)
 
     def close(self) -> None:
         """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""

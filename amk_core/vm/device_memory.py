@@ -22,13 +22,16 @@ class DeviceBuffers:
     Args:
         bound: arrays for buffers of kind table or input, by name; tables are copied once, inputs before each launch.
         pools: memory for pools that programs share; the others are allocated and filled with zeros.
+        clusters: pools of clusters are shared memory, which is not here.
 
     Raises:
         ProgramError: a binding or a pool does not fit.
         CudaOutOfMemory: the card is full.
     """
 
-    def __init__(self, s: Schedule, device: Device, bound: Mapping[str, Array | Memory], pools: Mapping[str, Memory]) -> None:
+    def __init__(
+        self, s: Schedule, device: Device, bound: Mapping[str, Array | Memory], pools: Mapping[str, Memory], clusters: bool = False
+    ) -> None:
         self._s, self._device = s, device
         self._names = {b.name: i for i, b in enumerate(s.buffers)}
         self.mirrors: dict[str, Array] = {}
@@ -54,8 +57,10 @@ class DeviceBuffers:
         for p in s.pools:
             if p.bytes is not None and extent[p.id] > p.bytes:
                 raise ProgramError(f"buffers of pool {p.id!r} end at byte {extent[p.id]} of {p.bytes}")
+            if p.cluster and clusters:
+                continue
             if p.cluster and extent[p.id]:
-                raise ProgramError(f"pool {p.id!r} is for clusters of {p.cluster} queues; the device VM launches none yet")
+                raise ProgramError(f"pool {p.id!r} is for clusters of {p.cluster} queues, which only RankVM launches")
             if p.per_queue and extent[p.id]:
                 raise ProgramError(f"pool {p.id!r} is per queue; the device VM manages shared memory itself")
             if p.id in pools:
@@ -102,6 +107,8 @@ class DeviceBuffers:
             b = self._s.buffers[self._names[name]]
             if b.kind is Kind.WEIGHT:
                 raise KeyError(f"{name} is a weight; weights lie in the tape")
+            if b.pool not in self.pools and self._names[name] not in self.own:
+                raise KeyError(f"{name} lies in the shared memory of a cluster, which is gone after a launch")
             view = _VIEW.get(b.dtype, np.uint8)
             n = b.rows * b.cols if b.dtype in _VIEW else b.bytes
             self.mirrors[name] = np.zeros(n, view).reshape((b.rows, b.cols) if b.dtype in _VIEW else (-1,))
@@ -159,6 +166,7 @@ class DeviceBuffers:
         """Fill every buffer of a step that is not initial with NaN."""
         initial = set(self._s.columns.init_buffer.tolist())
         for i, b in enumerate(self._s.buffers):
-            if b.lifetime is Lifetime.STEP and b.kind is not Kind.WEIGHT and i not in initial and i not in self.own:
+            here = b.kind is not Kind.WEIGHT and b.pool in self.pools and i not in self.own
+            if b.lifetime is Lifetime.STEP and here and i not in initial:
                 m, offset = self.place(i)
                 m.fill(0xFF, b.bytes, offset, stream)

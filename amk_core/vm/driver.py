@@ -285,6 +285,33 @@ class Device:
             )
         return f
 
+    def allow_large_clusters(self, function: Any) -> None:
+        """Clusters of more than 8 CTAs, which not every card of an architecture has."""
+        call("cuFuncSetAttribute", function, _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+
+
+def cluster_launch(grid: int, cluster: int, threads: int, shared_bytes: int, stream: Any = 0, *, cooperative: bool = True) -> Any:
+    """What ``cuLaunchKernelEx`` and ``cuOccupancyMaxActiveClusters`` take: a grid of clusters, all of it on the card at once."""
+    driver = _driver()
+    kinds = driver.CUlaunchAttributeID
+
+    def attribute(kind: Any) -> Any:
+        a = driver.CUlaunchAttribute()
+        a.id = kind
+        return a
+
+    dimension = attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+    dimension.value.clusterDim.x, dimension.value.clusterDim.y, dimension.value.clusterDim.z = cluster, 1, 1
+    together = attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+    together.value.cooperative = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.hStream = shared_bytes, stream
+    attributes = [dimension, together] if cooperative else [dimension]
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
 
 def pointers(*values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint64], tuple[npt.NDArray[Any], ...]]:
     """The array of parameter addresses that a launch takes; the second item keeps the values alive."""

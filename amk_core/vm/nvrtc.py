@@ -18,7 +18,7 @@ from typing import Any
 
 from amk_core import resources
 
-ENTRY = "scheduler.cu"
+ENTRY, RANK_ENTRY = "scheduler.cu", "rank_scheduler.cu"  # programs, and programs for ranks
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 # Bits are part of the contract: no contraction, IEEE division and square root, no flushing of small numbers.
 OPTIONS = ("--std=c++17", "--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "-Xptxas=-v")
@@ -126,7 +126,7 @@ def parse_report(log: str) -> tuple[KernelReport, ...]:
     return tuple(out)
 
 
-def build(defines: Mapping[str, int], arch: str, cache: Path | None = None, more: Sequence[str] = ()) -> Cubin:
+def build(defines: Mapping[str, int], arch: str, cache: Path | None = None, more: Sequence[str] = (), entry: str = ENTRY) -> Cubin:
     """Compile the device VM, or take it from the cache.
 
     Args:
@@ -134,6 +134,7 @@ def build(defines: Mapping[str, int], arch: str, cache: Path | None = None, more
         arch: ``sm_80`` ... ``sm_120``.
         cache: folder of the cache; default ``$AMK_HOME/cubin``.
         more: options of the compiler besides OPTIONS.
+        entry: the source that is compiled.
 
     Raises:
         CompileError: with the compiler's first errors; or NVRTC is missing, or too old for the architecture.
@@ -141,7 +142,7 @@ def build(defines: Mapping[str, int], arch: str, cache: Path | None = None, more
     nvrtc = _nvrtc()
     files = sources()
     options = [f"--gpu-architecture={compiler_arch(arch)}", *OPTIONS, *more, *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
-    h = hashlib.sha256(json.dumps([options, list(version())]).encode())
+    h = hashlib.sha256(json.dumps([options, list(version()), *([entry] if entry != ENTRY else [])]).encode())
     for name, text in sorted({**files, **{n: t.encode() for n, t in _STAND_INS.items()}}.items()):
         h.update(name.encode() + b"\0" + hashlib.sha256(text).digest())
     key = h.hexdigest()
@@ -152,7 +153,7 @@ def build(defines: Mapping[str, int], arch: str, cache: Path | None = None, more
         return Cubin(key, arch, data, parse_report(log), True)
     except OSError:
         pass
-    data, log = _compile(nvrtc, files, options, arch)
+    data, log = _compile(nvrtc, files, options, arch, entry)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(path.with_suffix(".log"), log.encode())
@@ -174,9 +175,9 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _compile(nvrtc: Any, files: Mapping[str, bytes], options: list[str], arch: str) -> tuple[bytes, str]:
+def _compile(nvrtc: Any, files: Mapping[str, bytes], options: list[str], arch: str, entry: str = ENTRY) -> tuple[bytes, str]:
     headers = {**files, **{n: t.encode() for n, t in _STAND_INS.items()}}
-    main = headers.pop(ENTRY)
+    main = headers.pop(entry)
     names = sorted(headers)
 
     def call(function: str, *args: Any) -> Any:
@@ -185,7 +186,7 @@ def _compile(nvrtc: Any, files: Mapping[str, bytes], options: list[str], arch: s
             raise CompileError(f"{function} for {arch}: {nvrtc.nvrtcGetErrorString(status)[1].decode()}")
         return rest[0] if rest else None
 
-    program = call("nvrtcCreateProgram", main, ENTRY.encode(), len(names), [headers[n] for n in names], [n.encode() for n in names])
+    program = call("nvrtcCreateProgram", main, entry.encode(), len(names), [headers[n] for n in names], [n.encode() for n in names])
     try:
         status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
         size = call("nvrtcGetProgramLogSize", program)

@@ -64,7 +64,7 @@ class Dims:
         if (c.task_op == 0).any():
             raise ProgramError(f"task {int(np.flatnonzero(c.task_op == 0)[0])} is opaque; a VM runs real ops only")
         if (c.task_op >= ops.CODES["o_part"]).any():
-            raise ProgramError("ranks share the model of this schedule; the device VM has no kernels for partial sums yet")
+            raise ProgramError("partial sums of ranks run on amk_core.vm.rank_vm.RankVM alone, by that name")
         seen: dict[str, set[int]] = {n: set() for n in ("m", "chunk", "hidden", "n_heads", "n_kv", "head_dim", "vocab")}
         inter: set[int] = set()
         for spec in ops.SPECS[1:]:

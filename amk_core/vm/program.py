@@ -45,7 +45,7 @@ STRIDE_WORD = 22
 OFFSET_BITS = 48  # of a tile; see TileUnits of vm/ring.cuh
 N_BUFFER_PARAMS: Mapping[str, int] = {
     "embed": 3, "qkv": 8, "attn": 5, "attn_combine": 2, "o_proj": 4, "o_proj_combine": 3, "gate_up": 4, "down_proj": 4,
-    "lm_head": 5, "sample": 8,
+    "lm_head": 5, "sample": 8, "o_part": 3, "down_part": 3, "o_sum": 3, "down_sum": 3, "rank_qkv": 8, "rank_attn": 4,
 }  # fmt: skip
 
 
@@ -242,6 +242,14 @@ def build_program(
         tape_address: device address of the tape.
     """
     check_tasks(s, dims)
+    return assemble(s, dims, slot_units, address, weight, tape_address)
+
+
+def assemble(
+    s: Schedule, dims: Dims, slot_units: int, address: Callable[[int], int], weight: npt.NDArray[np.int64], tape_address: int,
+    keep_wait: npt.NDArray[np.bool_] | None = None, keep_signal: npt.NDArray[np.bool_] | None = None,
+) -> Program:  # fmt: skip
+    """:func:`build_program` of tasks that were checked; of the waits and signals of the columns only those that are kept."""
     c = s.columns
     n = s.n_tasks
     tasks = np.zeros(n, TASK)
@@ -269,10 +277,13 @@ def build_program(
         np.int64
     )
     signal = np.stack([c.sig_counter, c.sig_amount], axis=1).astype(np.int64)
+    kept_wait = np.ones(len(wait), bool) if keep_wait is None else keep_wait
+    kept_signal = np.ones(len(signal), bool) if keep_signal is None else keep_signal
     more_waits, more_signals = [np.zeros((1, 3), np.int64)], [np.zeros((1, 2), np.int64)]
     at_w = at_s = 1
     for t in range(n):
-        w, g = wait[c.wait_off[t] : c.wait_off[t + 1]], signal[c.sig_off[t] : c.sig_off[t + 1]]
+        ws, gs = slice(c.wait_off[t], c.wait_off[t + 1]), slice(c.sig_off[t], c.sig_off[t + 1])
+        w, g = wait[ws][kept_wait[ws]], signal[gs][kept_signal[gs]]
         tasks["n_waits"][t], tasks["n_signals"][t] = len(w), len(g)
         tasks["waits"][t, : min(len(w), INLINE_WAITS)] = w[:INLINE_WAITS]
         tasks["signals"][t, : min(len(g), INLINE_SIGNALS)] = g[:INLINE_SIGNALS]

@@ -58,6 +58,7 @@ class FakeCard:
         self.aside: list[tuple[int, bytes]] = []  # copies that have returned and not landed yet
         self.CUdevice_attribute = _Names()
         self.CUfunction_attribute = _Names()
+        self.CUlaunchAttributeID = _Names()
         self.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
 
     def __getattr__(self, name: str) -> Any:
@@ -216,6 +217,28 @@ class FakeCard:
     def _cuStreamQuery(self, stream: Any) -> Status:
         busy = self.thread is not None and self.thread.is_alive()
         return Status("CUDA_ERROR_NOT_READY") if busy else OK
+
+    @staticmethod
+    def CUlaunchAttribute() -> Any:
+        return SimpleNamespace(id=None, value=SimpleNamespace(clusterDim=SimpleNamespace(), cooperative=0))
+
+    @staticmethod
+    def CUlaunchConfig() -> Any:
+        return SimpleNamespace()
+
+    @staticmethod
+    def _cluster(config: Any) -> int:
+        (a,) = [a for a in config.attrs if a.id == "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION"]
+        return int(a.value.clusterDim.x)
+
+    def _cuOccupancyMaxActiveClusters(self, function: str, config: Any) -> int:
+        return self.facts["MULTIPROCESSOR_COUNT"] // self._cluster(config)
+
+    def _cuLaunchKernelEx(self, config: Any, function: str, parameters: int, extra: int) -> None:
+        assert config.gridDimX % self._cluster(config) == 0
+        self.log[f"clusters of {self._cluster(config)}"] += 1
+        self.log["cooperative"] += sum(a.value.cooperative for a in config.attrs)
+        self._cuLaunchCooperativeKernel(function, config.gridDimX, parameters)
 
     def _cuLaunchCooperativeKernel(self, function: str, grid: int, *rest: Any) -> None:
         launch = self.view(int(self.view(rest[-1], np.uint64)[0]), LAUNCH)[0].copy()  # parameters are copied at the call

@@ -1,0 +1,227 @@
+// Matrix products of a rank: a tile of rows times one activation row that lies in this CTA's mailboxes.  Weights come through the ring
+// in the fragment order of the tape (gemv_fast.cuh says what that is); unit u of K belongs to warp u % 8, and a warp keeps what it
+// multiplies in registers for the whole tile.  All rows of the 16-row operand but one are of no use, so they are all the same one.
+//
+// Numbers are those of `fast`: inputs of products rounded to bf16, the norm weight before and 1 / rms behind the product; per warp
+// ascending units, even and odd halves apart, then the warps by pairs.
+#pragma once
+#include "rank_parts.cuh"
+#include "weights.cuh"
+
+namespace amk {
+
+constexpr int kRankUnits = AMK_RANK_UNITS;  // units of K that a warp has at most
+constexpr int kNormUnits = (up(kHidden, 32) / 32 + kWarps - 1) / kWarps;
+static_assert(kNormUnits <= kRankUnits, "the hidden size is one of the products' K");
+
+// What a warp multiplies: eight values a lane and unit, rounded to bf16.
+struct Activations {
+  uint2 even[kRankUnits], odd[kRankUnits];
+
+  __device__ __forceinline__ void set(int i, const float (&x)[8]) {
+    even[i] = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+    odd[i] = make_uint2(pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+  }
+};
+
+__device__ __forceinline__ void load_8(const float* from, float (&x)[8]) {
+  const float4 a = reinterpret_cast<const float4*>(from)[0], b = reinterpret_cast<const float4*>(from)[1];
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+
+// Work memory of a product: sums of squares by warp, then the sums of each warp over its units, [warp][row].
+__device__ __forceinline__ float* rank_squares(const Context c) { return reinterpret_cast<float*>(c.work()); }
+__device__ __forceinline__ float* rank_sums(const Context c) { return rank_squares(c) + kWarps; }
+
+// The tile's sums come to lie in work memory; a barrier of the task warps is behind it.
+__device__ __forceinline__ void rank_product(const Context c, const Activations& x, int rows, int units) {
+  const int groups = (rows + 7) / 8, stride = groups * 8, together = slot_groups(kSlotUnits, units);
+  float* sums = rank_sums(c) + c.warp * stride;
+  RingCursor at;
+#pragma unroll 1
+  for (int first = 0; first < groups; first += together) {
+    const uint8_t* slot = at.wait() + c.lane * 16;
+    const int n = groups - first < together ? groups - first : together;
+#pragma unroll 2
+    for (int g = 0; g < n; ++g) {
+      float acc[2][4] = {};
+#pragma unroll
+      for (int i = 0; i < kRankUnits; ++i) {
+        const int unit = c.warp + i * kWarps;
+        if (unit >= units) break;
+        const uint4 w = *reinterpret_cast<const uint4*>(slot + (g * units + unit) * kUnitBytes);
+        mma_bf16(acc[0], x.even[i].x, 0u, x.even[i].y, 0u, w.x, w.y);
+        mma_bf16(acc[1], x.odd[i].x, 0u, x.odd[i].y, 0u, w.z, w.w);
+      }
+      if (c.lane < 4) {
+        float2* to = reinterpret_cast<float2*>(sums + (first + g) * 8) + c.lane;
+        *to = make_float2(acc[0][0] + acc[1][0], acc[0][1] + acc[1][1]);
+      }
+    }
+    at.release(c.warp, c.lane);
+  }
+  sync_tasks();
+  at.keep(c.thread);
+}
+__device__ __forceinline__ float rank_total(const Context c, int rows, int row) {
+  const float* s = rank_sums(c) + row;
+  const int n = up(rows, 8);
+  return ((s[0] + s[n]) + (s[2 * n] + s[3 * n])) + ((s[4 * n] + s[5 * n]) + (s[6 * n] + s[7 * n]));
+}
+
+// The norm's weights of this lane; read-only, so they are fetched ahead of the wait.
+struct NormWeights {
+  float w[kNormUnits][8];
+
+  __device__ __forceinline__ NormWeights(const Context c, const float* from) {
+#pragma unroll
+    for (int i = 0; i < kNormUnits; ++i) {
+      const int k = lane_k(c.warp + i * kWarps, c.lane);
+      float4 a = make_float4(0, 0, 0, 0), b = a;
+      if (k < kHidden) a = load_table_x4(from + k), b = load_table_x4(from + k + 4);
+      w[i][0] = a.x, w[i][1] = a.y, w[i][2] = a.z, w[i][3] = a.w, w[i][4] = b.x, w[i][5] = b.y, w[i][6] = b.z, w[i][7] = b.w;
+    }
+  }
+};
+
+// A product with the normed residual stream; returns 1 / rms.
+__device__ __forceinline__ float rank_normed(const Context c, const float* weight, float eps, int rows) {
+  const NormWeights norm(c, weight);
+  await_mail(c);
+  const float* h = box(c, rank_qkv::h);  // first parameter of qkv, gate_up and lm_head too
+  Activations x;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kRankUnits; ++i) {
+    float v[8] = {};
+    const int k = lane_k(c.warp + i * kWarps, c.lane);
+    if (i < kNormUnits && k < kHidden) {
+      load_8(h + k, v);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares = squares + v[j] * v[j], v[j] = v[j] * norm.w[i < kNormUnits ? i : 0][j];
+    }
+    x.set(i, v);
+  }
+  squares = squares + __shfl_xor_sync(~0u, squares, 1);  // the four lanes of a row have different values, the eight rows the same
+  squares = squares + __shfl_xor_sync(~0u, squares, 2);
+  if (c.lane == 0) rank_squares(c)[c.warp] = squares;
+  rank_product(c, x, rows, up(kHidden, 32) / 32);
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total = total + rank_squares(c)[w];
+  return rsqrt_fast(total * (1.0f / kHidden) + eps);
+}
+
+__device__ __noinline__ void run_rank_qkv(const Context c) {
+  namespace a = rank_qkv;
+  const int row0 = c.p(a::row0), n = c.p(a::row1) - row0, pos = c.p(a::pos_var);
+  const bool on = c.active(pos, 0);
+  const int position = c.position(pos, 0);
+  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), n);
+  const Route route(c);
+  for (int i = c.thread; i < n / 2 * kCluster; i += kThreads) {
+    const int local = i / kCluster * 2, cta = i % kCluster, row = row0 + local;
+    if (!route.goes_to(cta)) continue;
+    float x = rank_total(c, n, local) * rms, y = rank_total(c, n, local + 1) * rms;
+    if (row < kQSize + kKvSize && on) {  // queries and keys are turned
+      const int64_t at = int64_t(position) * (kHeadDim / 2) + row % kHeadDim / 2;
+      const float cosine = load_table(c.at<const float>(a::cos) + at), sine = load_table(c.at<const float>(a::sin) + at);
+      const float x_cos = x * cosine, y_sin = y * sine, y_cos = y * cosine, x_sin = x * sine;
+      x = x_cos - y_sin, y = y_cos + x_sin;
+    }
+    if (!on) x = y = 0.0f;
+    route.send(box(c, a::q) + row, cta, x, y);
+    if (cta == route.own && on && row >= kQSize) {
+      const bool key = row < kQSize + kKvSize;
+      store_kv(c.at<Stored>(key ? a::k : a::v) + int64_t(position) * kKvSize + (row - kQSize - (key ? 0 : kKvSize)), x, y);
+    }
+  }
+}
+
+__device__ __noinline__ void run_rank_gate_up(const Context c) {
+  namespace a = gate_up;
+  const int first = c.p(a::row0), n = c.p(a::row1) - first;
+  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), 2 * n);
+  const Route route(c);
+  for (int i = c.thread; i < n * kCluster; i += kThreads) {
+    const int unit = i / kCluster, cta = i % kCluster;
+    if (!route.goes_to(cta)) continue;
+    const float gate = rank_total(c, 2 * n, 2 * unit) * rms, value = rank_total(c, 2 * n, 2 * unit + 1) * rms;
+    route.send(box(c, a::act) + first + unit, cta, gate * reciprocal_fast(1.0f + exp_fast(-gate)) * value);
+  }
+}
+
+__device__ __noinline__ void run_rank_head(const Context c) {
+  namespace a = lm_head;
+  const int row0 = c.p(a::row0), n = c.p(a::row1) - row0;
+  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), n);
+  float* to = c.at(a::logits) + row0;
+  for (int i = c.thread; i < n; i += kThreads) to[i] = rank_total(c, n, i) * rms;
+}
+
+// Sums of a tile as parts: element e has rows 3 e to 3 e + 2.
+__device__ __forceinline__ void store_parts(const Context c, ulonglong2* parts, int part, int rows) {
+  const int word = c.p(kElementWord);
+  for (int e = c.thread; e * kPartFloats < rows; e += kThreads) {
+    float v[kPartFloats];
+#pragma unroll
+    for (int j = 0; j < kPartFloats; ++j) v[j] = e * kPartFloats + j < rows ? rank_total(c, rows, e * kPartFloats + j) : 0.0f;
+    store_part(parts + part_at(first_element(word) + e, part, parts_of(word)), v[0], v[1], v[2], tag_of(c));
+  }
+}
+
+// The output projection's part of some heads, whose pieces it merges.
+__device__ __noinline__ void run_o_part(const Context c) {
+  namespace a = o_part;
+  const int n = c.p(a::row1) - c.p(a::row0), width = c.p(a::k1) - c.p(a::k0), pieces = c.p(a::pieces);
+  await_mail(c);
+  const float* attn = box(c, a::attn) + c.p(a::k0) / kHeadDim * pieces * (kHeadDim + kPartHead);
+  Activations x;
+#pragma unroll
+  for (int i = 0; i < kRankUnits; ++i) {
+    float v[8] = {};
+    const int k = lane_k(c.warp + i * kWarps, c.lane);
+    if (k < width) {
+      const float* row = attn + k / kHeadDim * pieces * (kHeadDim + kPartHead);
+      float most = kMinusInfinity, total = 0.0f;
+      for (int p = 0; p < pieces; ++p) most = fmaxf(most, row[p * (kHeadDim + kPartHead)]);
+#pragma unroll 4
+      for (int p = 0; p < pieces; ++p) {
+        const float2* from = reinterpret_cast<const float2*>(row + p * (kHeadDim + kPartHead));
+        const float2 head = from[0];
+        const float f = exp_fast(head.x - most);
+        total = total + f * head.y;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 pair = from[1 + k % kHeadDim / 2 + j];
+          v[2 * j] = v[2 * j] + f * pair.x, v[2 * j + 1] = v[2 * j + 1] + f * pair.y;
+        }
+      }
+      const float scale = 1.0f / total;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = v[j] * scale;
+    }
+    x.set(i, v);
+  }
+  rank_product(c, x, n, (width + 31) / 32);
+  store_parts(c, c.at<ulonglong2>(a::out), c.p(a::part), n);
+}
+
+__device__ __noinline__ void run_down_part(const Context c) {
+  namespace a = down_part;
+  const int n = c.p(a::row1) - c.p(a::row0), width = c.p(a::k1) - c.p(a::k0);
+  await_mail(c);
+  const float* act = box(c, a::x) + c.p(a::k0);
+  Activations x;
+#pragma unroll
+  for (int i = 0; i < kRankUnits; ++i) {
+    float v[8] = {};
+    const int k = lane_k(c.warp + i * kWarps, c.lane);
+    if (k < width) load_8(act + k, v);
+    x.set(i, v);
+  }
+  rank_product(c, x, n, (width + 31) / 32);
+  store_parts(c, c.at<ulonglong2>(a::out), c.p(a::part), n);
+}
+
+}  // namespace amk

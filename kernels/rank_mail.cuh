@@ -1,0 +1,98 @@
+// Mailboxes of a cluster: buffers that every CTA of it has a copy of, in its own shared memory.  A result goes to its own copy by a
+// plain store and to the others by st.async, which completes on the receiver's mbarrier; a barrier has one phase a step, which ends
+// with the bytes of all tasks that the counter stands for.  It is armed for the next step by one thread right after it was waited for:
+// until then its one pending arrival keeps early bytes from completing anything.
+#pragma once
+#include "common.cuh"
+#include "rank_maps.h"
+#include "ring.cuh"
+#include "tagged.cuh"
+
+namespace amk {
+
+constexpr int kCluster = AMK_RANK_CLUSTER;
+constexpr int kMailBytes = AMK_RANK_MAIL_BYTES, kMailBarriers = AMK_RANK_BARRIERS;
+static_assert(kWarps == kRankWarps && kRows == 1 && kTagged, "a program for ranks decodes one sequence");
+
+__device__ __forceinline__ uint8_t* mail() { return dynamic_shared + kWorkBytes + kSlots * kSlotBytes; }
+__device__ __forceinline__ uint64_t* mail_barrier(int i) { return reinterpret_cast<uint64_t*>(mail() + kMailBytes) + i; }
+// A mailbox of the task: the address of its record is the offset in the part of the pool.
+__device__ __forceinline__ float* box(const Context c, int param) {
+  return reinterpret_cast<float*>(mail() + uint32_t(shared.task[c.turn].at[param]));
+}
+__device__ __forceinline__ int cta_of_cluster() {
+  uint32_t r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return int(r);
+}
+// A shared address of this CTA as that of the same place in another one.
+__device__ __forceinline__ uint32_t peer_address(uint32_t own, int cta) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(own), "r"(cta));
+  return r;
+}
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");  // all threads of all CTAs
+}
+__device__ __forceinline__ void mail_arm(uint64_t* b, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+
+// Thread 0: all barriers; those of this queue's waits are armed for step 0.
+__device__ __forceinline__ void mail_init(const Launch& launch, int base, int n) {
+  for (int i = 0; i < kMailBarriers; ++i) barrier_init(mail_barrier(i), 1);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // before the cluster's barrier
+  for (int i = 0; i < n; ++i) {
+    const int32_t* par = launch.tasks[base + i].par;
+    if (par[kArriveWord] >= 0) mail_arm(mail_barrier(par[kArriveWord]), uint32_t(par[kBytesWord]));
+  }
+}
+
+// All threads, behind whatever the task fetches ahead: the values of this step have come.  A wait that is given up marks the ring
+// broken, and the queue stops behind the task.
+__device__ __forceinline__ void await_mail(const Context c) {
+  const int i = c.p(kArriveWord);
+  if (i < 0) return;
+  const uint32_t b = shared_address(mail_barrier(i)), parity = uint32_t(c.step()) & 1u;
+#pragma unroll 1
+  for (uint32_t round = 1;; ++round) {
+    uint32_t ok;
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(ok) : "r"(b), "r"(parity) : "memory");
+    if (ok) break;
+    if (round % 256 == 0 && poll_is_over(c.turn, 0, tag_of(c))) break;
+  }
+  // an acquire alone would empty L1; shared memory is all that is handed on here
+  asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+  if (c.thread == 0) mail_arm(mail_barrier(i), uint32_t(c.p(kBytesWord)));
+  note_arrival(c);
+}
+
+// Where the results of a task go.
+struct Route {
+  uint32_t mask, barrier;
+  int own;
+
+  __device__ __forceinline__ explicit Route(const Context c) : mask(uint32_t(c.p(kSendWord))), own(cta_of_cluster()) {
+    barrier = shared_address(mail_barrier(int(mask >> 16)));
+    mask &= 0xffffu;
+  }
+  __device__ __forceinline__ bool goes_to(int cta) const { return cta == own || (mask >> cta & 1u); }
+  __device__ __forceinline__ void send(float* to, int cta, float v) const {
+    if (cta == own)
+      *to = v;
+    else if (mask >> cta & 1u)
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                   ::"r"(peer_address(shared_address(to), cta)), "r"(__float_as_uint(v)), "r"(peer_address(barrier, cta)) : "memory");
+  }
+  __device__ __forceinline__ void send(float* to, int cta, float a, float b) const {  // to: on 8 bytes
+    if (cta == own)
+      *reinterpret_cast<float2*>(to) = make_float2(a, b);
+    else if (mask >> cta & 1u)
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
+                   ::"r"(peer_address(shared_address(to), cta)), "r"(__float_as_uint(a)), "r"(__float_as_uint(b)),
+                   "r"(peer_address(barrier, cta)) : "memory");
+  }
+};
+
+}  // namespace amk

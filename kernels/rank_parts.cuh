@@ -1,0 +1,95 @@
+// Parts between ranks: elements of 16 bytes, three sums and the tag of their step, through L2.  o_sum and down_sum poll those of all
+// ranks, 16 lanes an element, add them in the tree of docs/numerics.md to the residual stream and give that to the cluster; embed
+// begins it.
+#pragma once
+#include "rank_mail.cuh"
+
+namespace amk {
+
+constexpr int kSumPasses = AMK_RANK_SUM_PASSES;  // elements that a thread has of a tile, all of them polled at once
+constexpr int kSumGroups = kThreads / 16;
+
+// Scalar accesses of 128 bits are single-copy atomic (PTX 8.3): a tag proves that the three floats before it are of its step.
+__device__ __forceinline__ ulonglong2 load_part(const ulonglong2* p) {
+  ulonglong2 v;
+  asm volatile("{ .reg .b128 q; ld.relaxed.gpu.global.b128 q, [%2]; mov.b128 {%0, %1}, q; }" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_part(ulonglong2* p, float a, float b, float c, uint32_t tag) {
+  const uint64_t x = uint64_t(__float_as_uint(b)) << 32 | __float_as_uint(a), y = uint64_t(tag) << 32 | __float_as_uint(c);
+  asm volatile("{ .reg .b128 q; mov.b128 q, {%1, %2}; st.relaxed.gpu.global.b128 [%0], q; }" ::"l"(p), "l"(x), "l"(y) : "memory");
+}
+__device__ __forceinline__ float low_float(uint64_t v) { return __uint_as_float(uint32_t(v)); }
+__device__ __forceinline__ float high_float(uint64_t v) { return __uint_as_float(uint32_t(v >> 32)); }
+
+// Sum over 16 lanes by halves; every lane gets it.
+__device__ __forceinline__ float sum_of_16(float v) {
+#pragma unroll
+  for (int off = 8; off > 0; off >>= 1) v = v + __shfl_xor_sync(~0u, v, off);
+  return v;
+}
+
+__device__ __noinline__ void run_rank_sum(const Context c) {
+  namespace a = o_sum;  // down_sum has the same parameters in the same places
+  const int col0 = c.p(a::col0), width = c.p(a::col1) - col0, parts = c.p(a::n), first = first_element(c.p(kElementWord));
+  const int place = c.lane & 15, group = c.thread >> 4;
+  const ulonglong2* from = c.at<const ulonglong2>(a::parts);
+  float* h = box(c, a::h) + col0;
+  const uint32_t tag = tag_of(c);
+  const Route route(c);
+  float old[kSumPasses][kPartFloats];
+  ulonglong2 v[kSumPasses];
+  bool wanted[kSumPasses];
+#pragma unroll
+  for (int i = 0; i < kSumPasses; ++i) {
+    const int e = i * kSumGroups + group;
+    wanted[i] = place < parts && e * kPartFloats < width;
+    v[i] = make_ulonglong2(0, uint64_t(tag) << 32);  // a part that does not exist adds zeros
+    if (wanted[i]) v[i] = load_part(from + part_at(first + e, place, parts));
+#pragma unroll
+    for (int j = 0; j < kPartFloats; ++j) old[i][j] = e * kPartFloats + j < width ? h[e * kPartFloats + j] : 0.0f;
+  }
+#pragma unroll 1
+  for (uint32_t round = 1;; ++round) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kSumPasses; ++i) all = all && uint32_t(v[i].y >> 32) == tag;
+    if (__all_sync(~0u, all)) break;
+    if (round % 256 == 0 && __any_sync(~0u, poll_is_over(c.turn, uint32_t(v[0].y >> 32), tag))) break;
+#pragma unroll
+    for (int i = 0; i < kSumPasses; ++i)
+      if (uint32_t(v[i].y >> 32) != tag) v[i] = load_part(from + part_at(first + i * kSumGroups + group, place, parts));
+  }
+  note_arrival(c);
+#pragma unroll
+  for (int i = 0; i < kSumPasses; ++i) {
+    const int at = (i * kSumGroups + group) * kPartFloats;
+    const float sum[kPartFloats] = {old[i][0] + sum_of_16(low_float(v[i].x)), old[i][1] + sum_of_16(high_float(v[i].x)),
+                                    old[i][2] + sum_of_16(low_float(v[i].y))};
+    if (place >= kCluster || !route.goes_to(place)) continue;
+#pragma unroll
+    for (int j = 0; j < kPartFloats; ++j)
+      if (at + j < width) route.send(h + at + j, place, sum[j]);
+  }
+}
+
+// The columns of the token's embedding that this queue begins the residual stream with.  False where the token does not exist.
+__device__ __noinline__ bool run_rank_embed(const Context c, int* seen) {
+  const int col0 = c.p(embed::col0), n = c.p(embed::col1) - col0;
+  const int id = load_shared_i32(c.at<int32_t>(embed::token));
+  if (id != kNoToken && (id < 0 || id >= c.p(embed::vocab))) {
+    *seen = id;
+    return false;
+  }
+  const float scale = c.real(embed::scale);
+  const uint16_t* from = c.at<const uint16_t>(embed::table) + int64_t(id) * kHidden + col0;
+  float* to = box(c, embed::out) + col0;
+  const Route route(c);
+  for (int i = c.thread; i < n * kCluster; i += kThreads) {
+    const int column = i / kCluster, cta = i % kCluster;
+    if (route.goes_to(cta)) route.send(to + column, cta, id == kNoToken ? 0.0f : f32_of_bf16(from[column]) * scale);
+  }
+  return true;
+}
+
+}  // namespace amk
