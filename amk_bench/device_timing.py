@@ -21,6 +21,7 @@ from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind
 from amk_core.schedule.lower import Geometry, lower
+from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.targets import Target
 from amk_core.vm import quant_tape, tracing
 from amk_core.vm.device_tape import DeviceTapeLayout
@@ -104,26 +105,24 @@ class Timing:
 def timed_vm(
     model: str, context: int, device: Any, cache: Any, config: Mapping[str, Any], *, batch: int = 1, trace: bool = False,
     flight: tuple[int, int, int] | None = None, shared: dict[str, Any] | None = None, layers: int = 0,
-    weights: str = "",
+    weights: str = "", ranks: Ranks | None = None,
 ) -> Any:  # fmt: skip
     """A decode program of a public shape with random weights, quantised as ``weights`` says; ``shared`` keeps big allocations."""
     from amk_core.vm.cuda import CudaVM
+    from amk_core.vm.rank_vm import RankVM
 
     g = GRAPH_SHAPES[model]
     if layers:
         g = dataclasses.replace(g, n_layers=layers)
     target = Target(device.facts.name, device.facts.arch, device.facts.sms, device.facts.smem_bytes)
-    s = lower(
-        g,
-        ScheduleConfig(**config),
-        target,
-        Geometry("decode", batch, 1, context),
-        "fast",
-        QuantConfig.parse(weights) if weights else None,
-    )
+    geometry, quant = Geometry("decode", batch, 1, context), QuantConfig.parse(weights) if weights else None
+    if ranks:
+        s = lower_ranks(g, ranks, target, geometry, "fast", ScheduleConfig(**config))
+    else:
+        s = lower(g, ScheduleConfig(**config), target, geometry, "fast", quant)
     layout = DeviceTapeLayout.of(s)
     keep = shared if shared is not None else {}
-    key = (model, layers, weights)
+    key = (model, layers, weights, ranks)
     if keep.get("tape_of") != key or keep["tape"].size < layout.bytes:
         keep.clear()
         keep["tape_of"] = key
@@ -142,7 +141,8 @@ def timed_vm(
     kv_bytes = s.pool_bytes("kv")
     if "kv" not in keep or keep["kv"].size < kv_bytes:
         keep["kv"] = random_memory(device, kv_bytes, 1.0)
-    vm = CudaVM.__new__(CudaVM)
+    kind = RankVM if ranks else CudaVM
+    vm = kind.__new__(kind)
     vm._start(
         tables.pack(s), layout.locate(s), keep["tape"], bound, {"kv": keep["kv"]}, device, trace=trace, cache=cache, flight=flight
     )
