@@ -2,6 +2,7 @@
 // newest ones come with the queries.  A lane has eight values of a head; each warp goes through its positions with a running maximum,
 // and the warps are merged in their order.
 #pragma once
+#include "rank_access.cuh"
 #include "rank_mail.cuh"
 
 namespace amk {
@@ -12,11 +13,6 @@ constexpr int kWarpPart = kHeadDim + kPartHead;
 static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256 && (kHeadLanes & (kHeadLanes - 1)) == 0, "lanes share a position by halves");
 static_assert(kWarps * kAtOnceHeads * kWarpPart * 4 <= kWorkBytes, "the work area is too small for the warps' parts");
 
-__device__ __forceinline__ uint4 load_cached(const uint16_t* p) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-  return v;
-}
 __device__ __forceinline__ uint4 rounded_8(const float* x) {
   return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }

@@ -2,6 +2,7 @@
 // ranks, 16 lanes an element, add them in the tree of docs/numerics.md to the residual stream and give that to the cluster; embed
 // begins it.
 #pragma once
+#include "rank_access.cuh"
 #include "rank_mail.cuh"
 
 namespace amk {
@@ -9,16 +10,6 @@ namespace amk {
 constexpr int kSumPasses = AMK_RANK_SUM_PASSES;  // elements that a thread has of a tile, all of them polled at once
 constexpr int kSumGroups = kThreads / 16;
 
-// Scalar accesses of 128 bits are single-copy atomic (PTX 8.3): a tag proves that the three floats before it are of its step.
-__device__ __forceinline__ ulonglong2 load_part(const ulonglong2* p) {
-  ulonglong2 v;
-  asm volatile("{ .reg .b128 q; ld.relaxed.gpu.global.b128 q, [%2]; mov.b128 {%0, %1}, q; }" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ void store_part(ulonglong2* p, float a, float b, float c, uint32_t tag) {
-  const uint64_t x = uint64_t(__float_as_uint(b)) << 32 | __float_as_uint(a), y = uint64_t(tag) << 32 | __float_as_uint(c);
-  asm volatile("{ .reg .b128 q; mov.b128 q, {%1, %2}; st.relaxed.gpu.global.b128 [%0], q; }" ::"l"(p), "l"(x), "l"(y) : "memory");
-}
 __device__ __forceinline__ float low_float(uint64_t v) { return __uint_as_float(uint32_t(v)); }
 __device__ __forceinline__ float high_float(uint64_t v) { return __uint_as_float(uint32_t(v >> 32)); }
 

@@ -1,0 +1,167 @@
+// The kernels for ranks on the host: a CTA is 256 fibers that take turns at barriers and exchanges between lanes.  This file stands in
+// for every header that speaks to the card (mbarriers, st.async, the ring, polls, tensor cores, loads past L1); the bodies of
+// kernels/rank_parts.cuh, rank_gemv.cuh and rank_attn.cuh are compiled as they are.
+#pragma once
+#include <stdint.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+
+#include "device.h"
+#include "numerics.h"
+#include "rank_maps.h"
+
+#define __device__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(16) ulonglong2 { unsigned long long x, y; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline ulonglong2 make_ulonglong2(uint64_t x, uint64_t y) { return {x, y}; }
+inline uint32_t __float_as_uint(float x) { return amk::bits_of(x); }
+inline float __uint_as_float(uint32_t x) { return amk::float_of(x); }
+inline float __int_as_float(int32_t x) { return amk::float_of(uint32_t(x)); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+
+namespace amk {
+
+constexpr int kThreads = AMK_WARPS * 32;
+struct Fiber {
+  ucontext_t context;
+  uint8_t* stack;
+  bool done;
+};
+static Fiber fibers[kThreads];
+static ucontext_t turn_taker;
+static int current;
+inline void yield() { swapcontext(&fibers[current].context, &turn_taker); }
+
+struct Barrier {
+  int arrived = 0, generation = 0;
+  void wait(int n) {
+    const int mine = generation;
+    if (++arrived == n) {
+      arrived = 0, ++generation;
+    } else {
+      while (generation == mine) yield();
+    }
+  }
+};
+static Barrier cta, warps[AMK_WARPS];
+static uint32_t lanes[AMK_WARPS][2][32][6];  // what lanes show each other, by parity of the exchange
+struct Shown {
+  uint32_t (*of)[6];
+  Shown(std::initializer_list<uint32_t> words) {
+    const int warp = current / 32;
+    of = lanes[warp][warps[warp].generation & 1];
+    int i = 0;
+    for (uint32_t w : words) of[current % 32][i++] = w;
+    warps[warp].wait(32);
+  }
+};
+inline float __shfl_xor_sync(uint32_t, float v, int off) { return float_of(Shown({bits_of(v)}).of[current % 32 ^ off][0]); }
+inline bool __any_sync(uint32_t, bool v) {
+  const Shown shown({uint32_t(v)});
+  bool any = false;
+  for (int i = 0; i < 32; ++i) any = any || shown.of[i][0];
+  return any;
+}
+inline bool __all_sync(uint32_t mask, bool v) { return !__any_sync(mask, !v); }
+inline void sync_tasks() { cta.wait(kThreads); }
+// mma.m16n8k16: lane (g, t) has rows g and g + 8 of the first operand, column g of the second, columns 2t and 2t + 1 of the sum.
+inline void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  const Shown shown({a0, a1, a2, a3, b0, b1});
+  auto half = [](uint32_t word, int k) { return f32_of_bf16(uint16_t(k & 1 ? word >> 16 : word)); };
+  for (int i = 0; i < 4; ++i) {
+    const int row = current % 32 / 4, high = i / 2, column = current % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k)
+      c[i] += half(shown.of[row * 4 + k % 8 / 2][high + (k >= 8 ? 2 : 0)], k) * half(shown.of[column * 4 + k % 8 / 2][4 + (k >= 8)], k);
+  }
+}
+
+constexpr int kHidden = AMK_HIDDEN, kHeads = AMK_HEADS, kKvHeads = AMK_KV_HEADS, kHeadDim = AMK_HEAD_DIM, kGroup = kHeads / kKvHeads;
+constexpr int kQSize = kHeads * kHeadDim, kKvSize = kKvHeads * kHeadDim, kWarps = AMK_WARPS, kWorkBytes = AMK_WORK_BYTES, kPartHead = 2;
+constexpr int kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kCluster = AMK_RANK_CLUSTER;
+#define kMinusInfinity __int_as_float(int(0xff800000u))
+constexpr int up(int n, int to) { return (n + to - 1) / to * to; }
+
+struct Run {  // of one task
+  const DeviceTask* task;
+  int step, own;
+  const int32_t* variables;
+  uint8_t** mails;  // of the CTAs of the cluster
+  const uint8_t* tile;
+  int64_t block;  // bytes of a slot of the ring
+  int32_t* sent;  // bytes, by CTA
+};
+static Run run;
+alignas(128) static uint8_t work[AMK_WORK_BYTES];
+
+struct Context {
+  int turn, warp, lane, thread;
+  static Context here() { return {0, current / 32, current % 32, current}; }
+  int step() const { return run.step; }
+  int p(int i) const { return run.task->par[i]; }
+  float real(int i) const { return __int_as_float(p(i)); }
+  template <class T = float>
+  T* at(int i) const {
+    return reinterpret_cast<T*>(run.task->at[i]);
+  }
+  uint8_t* work() const { return amk::work; }
+  bool active(int pos, int) const { return run.step < run.variables[pos + 1]; }
+  int position(int pos, int) const { return run.variables[pos] + run.step; }
+};
+inline float* box(const Context, int param) { return reinterpret_cast<float*>(run.mails[run.own] + run.task->at[param]); }
+inline void await_mail(const Context) { sync_tasks(); }  // the caller runs a task when it may run
+inline void note_arrival(const Context) {}
+inline uint32_t tag_of(const Context) { return uint32_t(run.step) + 1; }
+inline bool poll_is_over(int, uint32_t, uint32_t) { std::abort(); }
+struct Route {
+  int own;
+  explicit Route(const Context) : own(run.own) {}
+  bool goes_to(int cta) const { return cta == own || (run.task->par[kSendWord] >> cta & 1); }
+  void send(float* to, int cta, float v) const {
+    if (!goes_to(cta)) return;
+    const int64_t at = reinterpret_cast<uint8_t*>(to) - run.mails[own];
+    if (at < 0 || at + 4 > AMK_RANK_MAIL_BYTES) std::abort();
+    std::memcpy(run.mails[cta] + at, &v, 4);
+    if (cta != own) run.sent[cta] += 4;
+  }
+  void send(float* to, int cta, float a, float b) const {
+    if (reinterpret_cast<uintptr_t>(to) % 8) std::abort();
+    send(to, cta, a), send(to + 1, cta, b);
+  }
+};
+struct RingCursor {
+  int slot = 0;
+  const uint8_t* wait() const { return run.tile + slot * run.block; }
+  void release(int, int) { ++slot; }
+  void keep(int) const {}
+};
+
+using Stored = uint16_t;
+inline uint32_t pack_bf16(float low, float high) { return uint32_t(bf16_of(high)) << 16 | bf16_of(low); }
+inline void store_kv(uint16_t* p, float a, float b) { p[0] = bf16_of(a), p[1] = bf16_of(b); }
+inline float load_table(const float* p) { return *p; }
+inline float4 load_table_x4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+inline int32_t load_shared_i32(const int32_t* p) { return *p; }
+inline uint4 load_cached(const uint16_t* p) { return *reinterpret_cast<const uint4*>(p); }
+inline ulonglong2 load_part(const ulonglong2* p) { return *p; }
+inline void store_part(ulonglong2* p, float a, float b, float c, uint32_t tag) {
+  *p = {uint64_t(bits_of(b)) << 32 | bits_of(a), uint64_t(tag) << 32 | bits_of(c)};
+}
+inline float exp_fast(float x) { return std::exp(x); }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
+inline float rsqrt_fast(float x) { return 1.0f / std::sqrt(x); }
+
+}  // namespace amk
