@@ -117,16 +117,22 @@ __device__ __noinline__ void run_rank_qkv(const Context c) {
   const int row0 = c.p(a::row0), n = c.p(a::row1) - row0, pos = c.p(a::pos_var);
   const bool on = c.active(pos, 0);
   const int position = c.position(pos, 0);
+  auto angle = [&](int i) {  // cosine and sine of the i-th result; queries and keys are turned
+    const int row = row0 + i / kCluster * 2;
+    if (i >= n / 2 * kCluster || row >= kQSize + kKvSize || !on) return make_float2(1.0f, 0.0f);
+    const int64_t at = int64_t(position) * (kHeadDim / 2) + row % kHeadDim / 2;
+    return make_float2(load_table(c.at<const float>(a::cos) + at), load_table(c.at<const float>(a::sin) + at));
+  };
+  float2 turn = angle(c.thread);  // read-only: ahead of the wait
   const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), n);
   const Route route(c);
   for (int i = c.thread; i < n / 2 * kCluster; i += kThreads) {
     const int local = i / kCluster * 2, cta = i % kCluster, row = row0 + local;
+    if (i != c.thread) turn = angle(i);
     if (!route.goes_to(cta)) continue;
     float x = rank_total(c, n, local) * rms, y = rank_total(c, n, local + 1) * rms;
-    if (row < kQSize + kKvSize && on) {  // queries and keys are turned
-      const int64_t at = int64_t(position) * (kHeadDim / 2) + row % kHeadDim / 2;
-      const float cosine = load_table(c.at<const float>(a::cos) + at), sine = load_table(c.at<const float>(a::sin) + at);
-      const float x_cos = x * cosine, y_sin = y * sine, y_cos = y * cosine, x_sin = x * sine;
+    if (row < kQSize + kKvSize) {
+      const float x_cos = x * turn.x, y_sin = y * turn.y, y_cos = y * turn.x, x_sin = x * turn.y;
       x = x_cos - y_sin, y = y_cos + x_sin;
     }
     if (!on) x = y = 0.0f;

@@ -38,13 +38,16 @@ __device__ __forceinline__ void mail_arm(uint64_t* b, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
 }
 
-// Thread 0: all barriers; those of this queue's waits are armed for step 0.
-__device__ __forceinline__ void mail_init(const Launch& launch, int base, int n) {
-  for (int i = 0; i < kMailBarriers; ++i) barrier_init(mail_barrier(i), 1);
+// All threads, with a barrier of the CTA between the two: every barrier; then those of this queue's waits are armed for step 0.
+__device__ __forceinline__ void mail_init(int thread, int threads) {
+  for (int i = thread; i < kMailBarriers; i += threads) barrier_init(mail_barrier(i), 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // before the cluster's barrier
-  for (int i = 0; i < n; ++i) {
+}
+__device__ __forceinline__ void mail_begin(const Launch& launch, int base, int n, int thread, int threads) {
+  for (int i = thread; i < n; i += threads) {
     const int32_t* par = launch.tasks[base + i].par;
-    if (par[kArriveWord] >= 0) mail_arm(mail_barrier(par[kArriveWord]), uint32_t(par[kBytesWord]));
+    const int32_t barrier = __ldg(par + kArriveWord), bytes = __ldg(par + kBytesWord);
+    if (barrier >= 0) mail_arm(mail_barrier(barrier), uint32_t(bytes));
   }
 }
 

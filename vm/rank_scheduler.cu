@@ -104,7 +104,6 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32, 1) amk_run(cons
   const int thread = threadIdx.x, base = launch.queue_off[blockIdx.x], n = launch.queue_off[blockIdx.x + 1] - base;
   if (thread == 0) {
     ring_init(launch.bound_ns);
-    mail_init(launch, base, n);
     shared.where[0] = shared.cursor = make_int2(0, 0);
     shared.base = base, shared.n = n, shared.halt = launch.halt, shared.fault = launch.fault;
     Trace::anchor(launch, 0);
@@ -112,7 +111,9 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32, 1) amk_run(cons
   for (int i = thread; i <= launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
   if (n > 0 && thread < 32)
     reinterpret_cast<uint2*>(&shared.task[0])[thread] = __ldg(reinterpret_cast<const uint2*>(launch.tasks + base) + thread);
+  mail_init(thread, blockDim.x);
   __syncthreads();
+  mail_begin(launch, base, n, thread, blockDim.x);
   cluster_barrier();  // every barrier stands before anybody sends
   if (n == 0) {       // stays for the others' sake, which may not outlive their cluster
   } else if (thread < kThreads) {

@@ -40,14 +40,14 @@ class RankVM(CudaVM):
         facts = self._device.facts
         return plan_ranks(self._s, self._dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight)
 
-    def _config(self, stream: Any = 0) -> Any:
+    def _config(self, stream: Any, cooperative: bool) -> Any:
         b = self.build
-        return cluster_launch(self._s.n_queues, self._cluster, b.threads, b.shared_bytes, stream, cooperative=self.cooperative)
+        return cluster_launch(self._s.n_queues, self._cluster, b.threads, b.shared_bytes, stream, cooperative=cooperative)
 
     def _check_room(self) -> None:
         if self._cluster > PORTABLE_CLUSTER:
             self._device.allow_large_clusters(self._run)
-        fit, need = int(call("cuOccupancyMaxActiveClusters", self._run, self._config())), self._s.n_queues // self._cluster
+        fit, need = int(call("cuOccupancyMaxActiveClusters", self._run, self._config(0, False))), self._s.n_queues // self._cluster
         if fit < need:
             raise CudaError(
                 f"{need} clusters of {self._cluster} CTAs have to be on the card at once; {self._device.facts.name} places {fit}; "
@@ -60,7 +60,7 @@ class RankVM(CudaVM):
     def start_kernel(self, stream: Any) -> None:
         """The launch of clusters alone."""
         args, self._alive = pointers(self._launch)
-        call("cuLaunchKernelEx", self._config(stream), self._run, args.ctypes.data, 0)
+        call("cuLaunchKernelEx", self._config(stream, self.cooperative), self._run, args.ctypes.data, 0)
 
     def run_task(self, *args: Any, **options: Any) -> None:
         """Refused: a task of a rank needs its cluster.
