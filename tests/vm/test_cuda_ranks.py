@@ -55,5 +55,5 @@ def test_a_cluster_that_waits_for_ever_ends_in_a_fault_report(device: Any) -> No
 @pytest.mark.parametrize("case", [c for c in CASES if c.model == "small" and c.ranks.queues <= 6], ids=lambda c: c.name)
 def test_the_cases_are_certified_and_the_cpu_vm_runs_them(case: RankCase) -> None:
     assert validate(case.schedule(0, {}, "sm_90")).accepted
-    cpu = run_cpu(case, case.ranks.queues)
+    cpu = run_cpu(case.on_cpu)
     assert 0 < relative(cpu["logits"], run_reference(case.plain, cpu)["logits"]) < 2e-2

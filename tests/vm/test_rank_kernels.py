@@ -144,7 +144,7 @@ def test_the_kernels_are_as_accurate_as_the_cpu_vm(c: RankCase, tmp_path: Path) 
     cards = Kernels(c, s, tmp_path)
     cards.run(c.steps, c.variables, 5)
     got = c.results(s, lambda name: cards.arrays[cards.index[name]])
-    cpu = run_cpu(c, c.ranks.queues)
+    cpu = run_cpu(c.on_cpu)
     mine, theirs = (relative(x["logits"], run_reference(c.plain, x)["logits"]) for x in (got, cpu))
     assert 0 < mine <= 1.5 * theirs
 
