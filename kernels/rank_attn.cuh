@@ -107,28 +107,34 @@ __device__ __noinline__ void run_rank_attn(const Context c) {
       }
     }
     sync_tasks();
-    // pairs of {maximum, sum} and of values, to each CTA that merges pieces
-    for (int i = c.thread; i < heads * (kWarpPart / 2) * kCluster; i += kThreads) {
-      const int cta = i % kCluster, pair = i / kCluster % (kWarpPart / 2), h = i / kCluster / (kWarpPart / 2);
+    // four values a store, and behind those of a head its maximum and sum, to each CTA that merges pieces
+    constexpr int kStores = kHeadDim / 4 + 1;
+    for (int i = c.thread; i < heads * kStores * kCluster; i += kThreads) {
+      const int cta = i % kCluster, quad = i / kCluster % kStores, h = i / kCluster / kStores;
       if (!route.goes_to(cta)) continue;
-      float first = on ? -3.402823466e38f : 0.0f, second = on ? 0.0f : 1.0f;  // a piece that nobody has reached weighs nothing
+      float top = kMinusInfinity, s = 0.0f;
+      float4 v = make_float4(0, 0, 0, 0);
       if (n > 0) {
-        float top = kMinusInfinity;
+        const float* from = work + h * kWarpPart;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) top = fmaxf(top, work[(w * kAtOnceHeads + h) * kWarpPart]);
-        float s = 0.0f, x0 = 0.0f, x1 = 0.0f;
+        for (int w = 0; w < kWarps; ++w) top = fmaxf(top, from[w * kAtOnceHeads * kWarpPart]);
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
-          const float* from = work + (w * kAtOnceHeads + h) * kWarpPart;
-          const float f = exp_fast(from[0] - top);
-          s = s + f * from[1];
-          x0 = x0 + f * from[2 * pair], x1 = x1 + f * from[2 * pair + 1];
+          const float* part = from + w * kAtOnceHeads * kWarpPart;
+          const float f = exp_fast(part[0] - top);
+          s = s + f * part[1];
+          if (quad == kStores - 1) continue;
+          const float2 x = *reinterpret_cast<const float2*>(part + kPartHead + 4 * quad), y = *reinterpret_cast<const float2*>(part + kPartHead + 4 * quad + 2);
+          v.x = v.x + f * x.x, v.y = v.y + f * x.y, v.z = v.z + f * y.x, v.w = v.w + f * y.y;
         }
-        first = pair == 0 ? top : x0, second = pair == 0 ? s : x1;
-      } else if (pair > 0) {
-        first = second = 0.0f;
+      } else {  // a piece that nobody has reached weighs nothing
+        top = on ? -3.402823466e38f : 0.0f, s = on ? 0.0f : 1.0f;
       }
-      route.send(box(c, a::attn) + ((c.p(a::head) + h0 + h) * pieces + piece) * kWarpPart + 2 * pair, cta, first, second);
+      float* to = box(c, a::attn) + (c.p(a::head) + h0 + h) * pieces * kWarpPart;
+      if (quad < kStores - 1)
+        route.send(to + piece_value(piece, 4 * quad, kHeadDim), cta, v);
+      else
+        route.send(to + piece_head(piece, pieces, kHeadDim), cta, top, s);
     }
     if (h0 + kAtOnceHeads < c.p(a::heads)) sync_tasks();  // the warps' parts are written anew
   }

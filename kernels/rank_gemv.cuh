@@ -190,18 +190,16 @@ __device__ __noinline__ void run_o_part(const Context c) {
     if (k < width) {
       const float* row = attn + k / kHeadDim * pieces * (kHeadDim + kPartHead);
       float most = kMinusInfinity, total = 0.0f;
-      for (int p = 0; p < pieces; ++p) most = fmaxf(most, row[p * (kHeadDim + kPartHead)]);
+      for (int p = 0; p < pieces; ++p) most = fmaxf(most, row[piece_head(p, pieces, kHeadDim)]);
 #pragma unroll 4
       for (int p = 0; p < pieces; ++p) {
-        const float2* from = reinterpret_cast<const float2*>(row + p * (kHeadDim + kPartHead));
-        const float2 head = from[0];
+        const float2 head = *reinterpret_cast<const float2*>(row + piece_head(p, pieces, kHeadDim));
         const float f = exp_fast(head.x - most);
         total = total + f * head.y;
+        float x8[8];
+        load_8(row + piece_value(p, k % kHeadDim, kHeadDim), x8);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 pair = from[1 + k % kHeadDim / 2 + j];
-          v[2 * j] = v[2 * j] + f * pair.x, v[2 * j + 1] = v[2 * j + 1] + f * pair.y;
-        }
+        for (int j = 0; j < 8; ++j) v[j] = v[j] + f * x8[j];
       }
       const float scale = 1.0f / total;
 #pragma unroll

@@ -96,6 +96,14 @@ struct Route {
                    ::"r"(peer_address(shared_address(to), cta)), "r"(__float_as_uint(a)), "r"(__float_as_uint(b)),
                    "r"(peer_address(barrier, cta)) : "memory");
   }
+  __device__ __forceinline__ void send(float* to, int cta, float4 v) const {  // to: on 16 bytes
+    if (cta == own)
+      *reinterpret_cast<float4*>(to) = v;
+    else if (mask >> cta & 1u)
+      asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                   ::"r"(peer_address(shared_address(to), cta)), "r"(__float_as_uint(v.x)), "r"(__float_as_uint(v.y)),
+                   "r"(__float_as_uint(v.z)), "r"(__float_as_uint(v.w)), "r"(peer_address(barrier, cta)) : "memory");
+  }
 };
 
 }  // namespace amk

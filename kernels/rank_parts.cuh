@@ -20,12 +20,26 @@ __device__ __forceinline__ float sum_of_16(float v) {
   return v;
 }
 
+// Values of work memory to a mailbox, four a store where they lie on 16 bytes there: what a hand-off pays for is its stores.
+__device__ __forceinline__ void send_row(const Context c, const Route& route, float* to, const float* from, int n, bool aligned) {
+  const int each = aligned ? 4 : 1;
+  for (int i = c.thread; i < n / each * kCluster; i += kThreads) {
+    const int at = i / kCluster * each, cta = i % kCluster;
+    if (!route.goes_to(cta)) continue;
+    if (aligned)
+      route.send(to + at, cta, *reinterpret_cast<const float4*>(from + at));
+    else
+      route.send(to + at, cta, from[at]);
+  }
+}
+
 __device__ __noinline__ void run_rank_sum(const Context c) {
   namespace a = o_sum;  // down_sum has the same parameters in the same places
   const int col0 = c.p(a::col0), width = c.p(a::col1) - col0, parts = c.p(a::n), first = first_element(c.p(kElementWord));
   const int place = c.lane & 15, group = c.thread >> 4;
   const ulonglong2* from = c.at<const ulonglong2>(a::parts);
   float* h = box(c, a::h) + col0;
+  float* row = reinterpret_cast<float*>(c.work());
   const uint32_t tag = tag_of(c);
   const Route route(c);
   float old[kSumPasses][kPartFloats];
@@ -57,11 +71,12 @@ __device__ __noinline__ void run_rank_sum(const Context c) {
     const int at = (i * kSumGroups + group) * kPartFloats;
     const float sum[kPartFloats] = {old[i][0] + sum_of_16(low_float(v[i].x)), old[i][1] + sum_of_16(high_float(v[i].x)),
                                     old[i][2] + sum_of_16(low_float(v[i].y))};
-    if (place >= kCluster || !route.goes_to(place)) continue;
 #pragma unroll
     for (int j = 0; j < kPartFloats; ++j)
-      if (at + j < width) route.send(h + at + j, place, sum[j]);
+      if (place == j && at + j < width) row[at + j] = sum[j];
   }
+  sync_tasks();
+  send_row(c, route, h, row, width, (col0 | width) % 4 == 0);
 }
 
 // The columns of the token's embedding that this queue begins the residual stream with.  False where the token does not exist.

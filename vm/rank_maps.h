@@ -27,6 +27,10 @@ AMK_HD int parts_of(int word) { return int(uint32_t(word) >> 24); }
 // The parts of an element lie side by side: one access of 16 lanes takes them all.
 AMK_HD int part_at(int element, int part, int parts) { return element * parts + part; }
 
+// A head's pieces in its row of the mailbox: first the values of all pieces, on 16 bytes, then their {maximum, sum}.
+AMK_HD int piece_value(int piece, int dim, int head_dim) { return piece * head_dim + dim; }
+AMK_HD int piece_head(int piece, int pieces, int head_dim) { return pieces * head_dim + 2 * piece; }
+
 // Attention of a piece: its positions are piece, piece + pieces, ..; a lane has eight values of a head.
 AMK_HD int piece_length(int last, int piece, int pieces) { return last < piece ? 0 : (last - piece) / pieces + 1; }
 AMK_HD int lanes_a_position(int head_dim) { return head_dim / 8; }

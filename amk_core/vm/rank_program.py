@@ -146,6 +146,7 @@ def check_rank_tasks(s: Schedule, d: Dims, pool: Pool) -> None:
             for t in ("cos", "sin"):
                 buf(t, d.head_dim // 2, p["ctx"])
         elif name == "rank_attn":
+            need(p["pieces"] % 2 != 0, "an odd number of pieces does not lie on 16 bytes")
             need((p["pieces"] < 1) | (p["piece"] < 0) | (p["piece"] >= p["pieces"]), "piece is out of range")
             need((p["head"] < 0) | (p["heads"] < 1) | (p["head"] + p["heads"] > d.heads), "heads are out of range")
             need((p["kv_head"] < 0) | (p["kv_head"] >= d.kv_heads), "kv_head is out of range")

@@ -141,6 +141,10 @@ struct Route {
     if (reinterpret_cast<uintptr_t>(to) % 8) std::abort();
     send(to, cta, a), send(to + 1, cta, b);
   }
+  void send(float* to, int cta, float4 v) const {
+    if (reinterpret_cast<uintptr_t>(to) % 16) std::abort();
+    send(to, cta, v.x, v.y), send(to + 2, cta, v.z, v.w);
+  }
 };
 struct RingCursor {
   int slot = 0;

@@ -19,6 +19,10 @@ int main() {
         for (int lane = 0; lane < 32; ++lane) std::printf("slot%d %d %d %d\n", dim, pass * slots_a_pass(dim) + warp, lane, piece_slot(pass, warp, lane, dim));
   for (int last = 0; last < 40; ++last)
     for (int piece = 0; piece < 8; ++piece) std::printf("length %d %d %d\n", last, piece, piece_length(last, piece, 8));
+  for (int piece = 0; piece < 8; ++piece) {
+    for (int dim = 0; dim < 64; ++dim) std::printf("pieces %d %d %d\n", piece, dim, piece_value(piece, dim, 64));
+    for (int which = 0; which < 2; ++which) std::printf("pieces %d %d %d\n", piece, 64 + which, piece_head(piece, 8, 64) + which);
+  }
   const int word = 77 | 15 << 24;
   std::printf("word 0 0 %d\nword 0 1 %d\n", first_element(word), parts_of(word));
 }

@@ -73,6 +73,8 @@ def test_a_lane_finds_its_weights_where_the_tape_has_them(maps: Any) -> None:
 
 def test_parts_and_positions_have_one_place_each(maps: Any) -> None:
     assert sorted(maps["part"].values()) == list(range(14 * 5))
+    assert sorted(maps["pieces"].values()) == list(range(8 * 66))
+    assert all(at % 4 == dim % 4 for (_, dim), at in maps["pieces"].items() if dim < 64)
     for dim in (32, 64, 128, 256):
         lanes = dim // 8
         slots = list(maps[f"slot{dim}"].values())
