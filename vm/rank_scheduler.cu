@@ -16,8 +16,6 @@
 
 namespace amk {
 
-enum Outcome : int { kFailed = 0, kDone = 1, kSampled = 2 };
-
 __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c) {
   switch (c.op()) {
     case kEmbed: {
@@ -102,15 +100,7 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
 extern "C" __global__ void __launch_bounds__(amk::kThreads + 32, 1) amk_run(const __grid_constant__ amk::Launch launch) {
   using namespace amk;
   const int thread = threadIdx.x, base = launch.queue_off[blockIdx.x], n = launch.queue_off[blockIdx.x + 1] - base;
-  if (thread == 0) {
-    ring_init(launch.bound_ns);
-    shared.where[0] = shared.cursor = make_int2(0, 0);
-    shared.base = base, shared.n = n, shared.halt = launch.halt, shared.fault = launch.fault;
-    Trace::anchor(launch, 0);
-  }
-  for (int i = thread; i <= launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
-  if (n > 0 && thread < 32)
-    reinterpret_cast<uint2*>(&shared.task[0])[thread] = __ldg(reinterpret_cast<const uint2*>(launch.tasks + base) + thread);
+  begin_queue(launch, thread, base, n);
   mail_init(thread, blockDim.x);
   __syncthreads();
   mail_begin(launch, base, n, thread, blockDim.x);

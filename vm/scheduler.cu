@@ -54,8 +54,6 @@ __device__ __forceinline__ void run_project(const Context c) {
 #endif
 }
 
-enum Outcome : int { kFailed = 0, kDone = 1, kSampled = 2 };
-
 // Runs one task; kFailed when its data asks for something that does not exist (the fault has been reported).
 __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c) {
   switch (c.op()) {
@@ -202,14 +200,7 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32 * amk::kLoaderWa
   using namespace amk;
   const int thread = threadIdx.x, base = launch.queue_off[blockIdx.x], n = launch.queue_off[blockIdx.x + 1] - base;
   if (n == 0) return;
-  if (thread == 0) {
-    ring_init(launch.bound_ns);
-    shared.where[0] = shared.cursor = make_int2(0, 0);
-    shared.base = base, shared.n = n, shared.halt = launch.halt, shared.fault = launch.fault;
-    Trace::anchor(launch, 0);
-  }
-  for (int i = thread; i <= launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
-  if (thread < 32) reinterpret_cast<uint2*>(&shared.task[0])[thread] = __ldg(reinterpret_cast<const uint2*>(launch.tasks + base) + thread);
+  begin_queue(launch, thread, base, n);
   __syncthreads();
   if (thread < kThreads) {
     run_queue(launch);

@@ -1,9 +1,26 @@
-// A task's counters, and the report of weights that are late: what the schedulers share.
+// How a queue begins, a task's counters, and the report of weights that are late: what the schedulers share.
 #pragma once
 #include "common.cuh"
 #include "protocol.h"
+#include "ring.cuh"
+#include "trace.cuh"
 
 namespace amk {
+
+enum Outcome : int { kFailed = 0, kDone = 1, kSampled = 2 };
+
+// What all threads of a CTA do before its first task; a barrier has to follow.
+__device__ __forceinline__ void begin_queue(const Launch& launch, int thread, int base, int n) {
+  if (thread == 0) {
+    ring_init(launch.bound_ns);
+    shared.where[0] = shared.cursor = make_int2(0, 0);
+    shared.base = base, shared.n = n, shared.halt = launch.halt, shared.fault = launch.fault;
+    Trace::anchor(launch, 0);
+  }
+  for (int i = thread; i <= launch.n_variables; i += blockDim.x) shared.variables[i] = launch.variables[i];
+  if (n != 0 && thread < 32)
+    reinterpret_cast<uint2*>(&shared.task[0])[thread] = __ldg(reinterpret_cast<const uint2*>(launch.tasks + base) + thread);
+}
 
 // All lanes of one warp: lane l polls wait l of the task, the last lane the halt word.  False when the launch stops before `step`.
 __device__ __forceinline__ bool wait_for(const Launch& launch, const DeviceTask& task, int step, int position, int lane) {
