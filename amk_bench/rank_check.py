@@ -135,8 +135,7 @@ def one(name: str, device: Any) -> int:
         print(wrong, end="\n" if wrong else "", flush=True)
         return int(bool(wrong))
     what, _, shape = name.partition(" ")
-    count, _, cluster = shape.partition("x")
-    times(device, Ranks(int(count), int(cluster)) if cluster else None, what == "trace")
+    times(device, None if shape == SHAPES[0] else Ranks.parse(shape), what == "trace")
     return 0
 
 

@@ -32,9 +32,8 @@ def ranks(text: str) -> Ranks:
     """``15x8``: 15 clusters of 8 queues."""
     from amk_core.schedule.lower_ranks import Ranks
 
-    count, _, cluster = text.partition("x")
     try:
-        return Ranks(int(count), int(cluster))
+        return Ranks.parse(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(f"{text!r} is not COUNTxCLUSTER, two numbers from 1 to 16: {e}") from None
 

@@ -46,6 +46,12 @@ class Ranks:
     def queues(self) -> int:
         return self.count * self.cluster
 
+    @staticmethod
+    def parse(text: str) -> Ranks:
+        """``15x8``: 15 clusters of 8 queues (ValueError)."""
+        count, _, cluster = text.partition("x")
+        return Ranks(int(count), int(cluster))
+
 
 class _RankLowering(Lowering):
     def __init__(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,30 +66,48 @@ class Dims:
             raise ProgramError(f"task {int(np.flatnonzero(c.task_op == 0)[0])} is opaque; a VM runs real ops only")
         if (c.task_op >= ops.CODES["o_part"]).any():
             raise ProgramError("partial sums of ranks run on amk_core.vm.rank_vm.RankVM alone, by that name")
-        seen: dict[str, set[int]] = {n: set() for n in ("m", "chunk", "hidden", "n_heads", "n_kv", "head_dim", "vocab")}
-        inter: set[int] = set()
-        for spec in ops.SPECS[1:]:
-            ids, p = ops.params_of(c.task_op, c.par_off, c.par, spec)
-            if not len(ids):
-                continue
-            for name in seen:
-                if name in p:
-                    seen[name] |= {int(x) for x in np.unique(p[name])}
-            if spec.name == "down_proj":
-                inter |= {int(x) for x in np.unique(p["k"])}
-        inter = inter or {UNIT_K}  # a prefill of one layer has no MLP
-        for name, values in {**seen, "intermediate size": inter}.items():
-            if len(values) != 1:
-                raise ProgramError(f"the tasks name {sorted(values) or 'no'} {name}; a device program has exactly one")
-        one = {name: values.pop() for name, values in seen.items()}
+        _, down = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["down_proj"])
+        inter = {int(x) for x in np.unique(down["k"])} or {UNIT_K}  # a prefill of one layer has no MLP
+        names = ("m", "chunk", "hidden", "n_heads", "n_kv", "head_dim", "vocab")
+        one = agreed(s, ops.SPECS[1:], names, {"intermediate size": inter})
         fused = bool((c.task_op == ops.CODES["o_proj_combine"]).any())
         if fused and (c.task_op == ops.CODES["o_proj"]).any():
             raise ProgramError("some output projections merge attention partials and some do not; a device program has one kind")
         k = next((b for b in s.buffers if b.kind is Kind.KV), None)
         if k is None or k.dtype not in ("f32", "bf16"):
             raise ProgramError(f"keys are stored as {k.dtype if k else 'nothing'}, required is f32 (exact) or bf16 (fast)")
-        return Dims(k.dtype == "f32", one["m"], one["chunk"], one["hidden"], inter.pop(), one["n_heads"], one["n_kv"],
+        return Dims(k.dtype == "f32", one["m"], one["chunk"], one["hidden"], one["intermediate size"], one["n_heads"], one["n_kv"],
                     one["head_dim"], one["vocab"], fused, any(b.tagged for b in s.buffers), *_formats(s))  # fmt: skip
+
+
+def agreed(
+    s: Schedule, specs: Iterable[ops.OpSpec], names: Iterable[str], more: Mapping[str, set[int]] = MappingProxyType({})
+) -> dict[str, int]:
+    """Parameters by name, on whose value all tasks of the ``specs`` agree, and ``more`` that must have one value.
+
+    Raises:
+        ProgramError: a parameter with no value, or with several.
+    """
+    c = s.columns
+    seen: dict[str, set[int]] = {name: set() for name in names}
+    for spec in specs:
+        _, p = ops.params_of(c.task_op, c.par_off, c.par, spec)
+        for name in seen.keys() & p.keys():
+            seen[name] |= {int(x) for x in np.unique(p[name])}
+    for name, values in {**seen, **more}.items():
+        if len(values) != 1:
+            raise ProgramError(f"the tasks name {sorted(values) or 'no'} {name}; a device program has exactly one")
+    return {name: next(iter(values)) for name, values in {**seen, **more}.items()}
+
+
+def constants(d: Dims, warps: int, trace: bool) -> dict[str, int]:
+    """The macros that every build has."""
+    return {
+        "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
+        "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
+        "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
+        "AMK_TAGGED": int(d.tagged), "AMK_BLOCK": attn_block("exact" if d.exact else "fast", d.head_dim),
+    }  # fmt: skip
 
 
 def _formats(s: Schedule) -> tuple[QuantFormat | None, QuantFormat | None]:
@@ -168,12 +187,7 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
     budget = smem_bytes - STATIC_BYTES
     d = dims
     warps = EXACT_WARPS if d.exact else FAST_WARPS
-    defines = {
-        "AMK_ROWS": d.rows, "AMK_CHUNK": d.chunk, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
-        "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": int(d.exact),
-        "AMK_WARPS": warps, "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": int(d.fused_combine),
-        "AMK_TAGGED": int(d.tagged), "AMK_BLOCK": attn_block("exact" if d.exact else "fast", d.head_dim),
-    }  # fmt: skip
+    defines = constants(d, warps, trace)
     if d.layers or d.head:  # other builds keep their machine code
         defines |= {"AMK_QUANT": 1, "AMK_LAYER_FORMAT": quant_tape.number(d.layers), "AMK_HEAD_FORMAT": quant_tape.number(d.head)}
     if d.hidden % 2 or d.head_dim % 2:

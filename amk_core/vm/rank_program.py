@@ -13,9 +13,19 @@ import numpy.typing as npt
 
 from amk_core.schedule import ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Pool, Schedule
-from amk_core.schedule.lower import attn_block
 from amk_core.schedule.ops import MAX_PARTS
-from amk_core.vm.plan import FAST_WARPS, SAMPLER_BYTES, STATIC_BYTES, UNIT_BYTES, Build, Dims, ProgramError, units_of
+from amk_core.vm.plan import (
+    FAST_WARPS,
+    SAMPLER_BYTES,
+    STATIC_BYTES,
+    UNIT_BYTES,
+    Build,
+    Dims,
+    ProgramError,
+    agreed,
+    constants,
+    units_of,
+)
 from amk_core.vm.program import Program, assemble
 from amk_core.vm.rank_mail import PART_FLOATS, SUMS, cluster_pool, part_words, plan_mail, task_name
 
@@ -43,21 +53,9 @@ def rank_dims(s: Schedule) -> Dims:
     c = s.columns
     for t in np.flatnonzero(~np.isin(c.task_op, [ops.CODES[name] for name in OPS])):
         raise ProgramError(f"{task_name(s, int(t))}: the device VM for ranks runs {', '.join(OPS)}")
-    seen: dict[str, set[int]] = {n: set() for n in ("m", "hidden", "n_heads", "n_kv", "head_dim", "vocab")}
-    inter = 0
-    for name in OPS:
-        ids, p = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME[name])
-        if not len(ids):
-            continue
-        for key in seen:
-            if key in p:
-                seen[key] |= {int(x) for x in np.unique(p[key])}
-        if name == "down_part":
-            inter = int(p["k1"].max())
-    for name, values in seen.items():
-        if len(values) != 1:
-            raise ProgramError(f"the tasks name {sorted(values) or 'no'} {name}; a device program has exactly one")
-    one = {name: values.pop() for name, values in seen.items()}
+    one = agreed(s, [ops.BY_NAME[name] for name in OPS], ("m", "hidden", "n_heads", "n_kv", "head_dim", "vocab"))
+    _, down = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["down_part"])
+    inter = int(down["k1"].max(initial=0))
     kv = {b.dtype for b in s.buffers if b.kind is Kind.KV}
     used = {s.buffers[int(b)].dtype for b in np.unique(pack.tiles(s)[:, 0]) if b >= 0}
     if kv != {"bf16"} or used != {"bf16"}:
@@ -219,9 +217,7 @@ def plan_ranks(
         )
     high, mid, low = (min(f, slots) for f in flight or (3, 2, 2))
     defines = {
-        "AMK_ROWS": 1, "AMK_CHUNK": 1, "AMK_HIDDEN": d.hidden, "AMK_INTER": d.inter, "AMK_HEADS": d.heads,
-        "AMK_KV_HEADS": d.kv_heads, "AMK_HEAD_DIM": d.head_dim, "AMK_VOCAB": d.vocab, "AMK_EXACT": 0, "AMK_WARPS": FAST_WARPS,
-        "AMK_TRACE": int(trace), "AMK_FUSED_COMBINE": 0, "AMK_TAGGED": 1, "AMK_BLOCK": attn_block("fast", d.head_dim),
+        **constants(d, FAST_WARPS, trace),
         "AMK_SLOTS": slots, "AMK_SLOT_UNITS": SLOT_UNITS, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
         "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0, "AMK_RANK_CLUSTER": pool.cluster, "AMK_RANK_MAIL_BYTES": mail,
         "AMK_RANK_BARRIERS": max(barriers, 1), "AMK_RANK_UNITS": -(-units // FAST_WARPS),
