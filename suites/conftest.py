@@ -17,6 +17,7 @@ from amk_bench import parity
 from amk_bench.baselines.hf import HfEager
 from amk_bench.options import DEFAULT_MODEL, Arch, Options
 from amk_bench.progress import Progress
+from amk_bench.recorder import Recorder
 from amk_bench.session import Session
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +36,27 @@ class WindowComparison:
     distance: parity.LogitDistance
     ours_nll: float
     theirs_nll: float
+
+
+@pytest.fixture
+def hold_logits(amk_record: Recorder) -> Callable[[parity.LogitDistance, str, str], None]:
+    """Records P2 of a distance, of what and where, and asserts it."""
+
+    def hold(distance: parity.LogitDistance, claim: str, where: str) -> None:
+        amk_record.parity(
+            "P2",
+            claim,
+            measured=f"{distance.relative:.2e} relative",
+            required=f"<= {parity.P2_LIMIT:.0e}",
+            passed=distance.relative <= parity.P2_LIMIT,
+            value=distance.relative,
+            limit=parity.P2_LIMIT,
+            where=where,
+            detail=f"largest difference {distance.max_abs:.2e} at position {distance.row}; largest logit {distance.largest:.2f}",
+        )
+        assert distance.relative <= parity.P2_LIMIT
+
+    return hold
 
 
 @pytest.fixture(scope="session")

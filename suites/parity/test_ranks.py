@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from amk_bench.baselines.hf import HfEager
-from amk_bench.parity import P2_LIMIT, logit_distance
-from amk_bench.recorder import Recorder
+from amk_bench.parity import logit_distance
 from amk_core.schedule import tables, validate
 from amk_core.schedule.ir import Kind
 from amk_core.schedule.lower import Geometry
@@ -45,18 +44,9 @@ def decoded(model: Any, ranks: Ranks, ids: Sequence[int]) -> npt.NDArray[np.floa
 
 
 @pytest.mark.parametrize("ranks", [Ranks(15, 1), Ranks(3, 2)], ids=["15x1", "3x2"])
-def test_logits_of_ranks(ranks: Ranks, load: Callable[..., Any], hf: HfEager, text_ids: list[int], amk_record: Recorder) -> None:
+def test_logits_of_ranks(
+    ranks: Ranks, load: Callable[..., Any], hf: HfEager, text_ids: list[int], hold_logits: Callable[..., None]
+) -> None:
     ids = text_ids[:TOKENS]
     distance = logit_distance(decoded(load(backend="cpu", context=CONTEXT, batch=1), ranks, ids), hf.logits(ids))
-    amk_record.parity(
-        "P2",
-        f"logits of {ranks.count} ranks of {ranks.cluster} queues, {TOKENS} positions",
-        measured=f"{distance.relative:.2e} relative",
-        required=f"<= {P2_LIMIT:.0e}",
-        passed=distance.relative <= P2_LIMIT,
-        value=distance.relative,
-        limit=P2_LIMIT,
-        where="cpu",
-        detail=f"largest difference {distance.max_abs:.2e} at position {distance.row}; largest logit {distance.largest:.2f}",
-    )
-    assert distance.relative <= P2_LIMIT
+    hold_logits(distance, f"logits of {ranks.count} ranks of {ranks.cluster} queues, {TOKENS} positions", "cpu")

@@ -1,4 +1,4 @@
-"""A bench for one op: random buffers, one task, one program; and the byte masks of its contract."""
+"""A bench for one op: random buffers, one task, one program; the byte masks of its contract; and the card."""
 
 from __future__ import annotations
 
@@ -331,6 +331,17 @@ def lab() -> Callable[..., Lab]:
 @pytest.fixture
 def unchecked() -> type[UncheckedVM]:
     return UncheckedVM
+
+
+@pytest.fixture(scope="module")
+def device() -> Any:
+    """The first card."""
+    from amk_core.vm.driver import CudaError, Device
+
+    try:
+        return Device()
+    except CudaError as e:
+        pytest.skip(str(e))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

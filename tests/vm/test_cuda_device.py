@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amk_bench.device_cases import CASES, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
+from amk_bench.device_cases import CASES, QUANT_CASES, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
 from amk_bench.footprints import Contracts, CudaBench, chosen_tasks, violation
 from amk_core.schedule import ops, tables, validate
 from amk_core.schedule.pack import Tape, TapeLayout
@@ -30,16 +30,6 @@ PAIR = Case("pair", "small", "fast", batch=2, p0=(0, 0), tokens=(40, 40), steps=
 
 
 @pytest.fixture(scope="module")
-def device() -> Any:
-    from amk_core.vm.driver import CudaError, Device
-
-    try:
-        return Device()
-    except CudaError as e:
-        pytest.skip(str(e))
-
-
-@pytest.fixture(scope="module")
 def machine(device: Any) -> Any:
     """(VM, tokens of a whole launch) of the streaming case."""
     s = STREAM.schedule(device.facts.sms, {}, device.facts.arch)
@@ -53,12 +43,13 @@ def again(vm: Any) -> None:
     STREAM.fill(vm.schedule, vm.buffer)
 
 
-def named(prefix: str) -> list[Case]:
-    return [c for c in CASES if c.name.startswith(prefix)]
+def cases(prefix: str, mode: str) -> list[Case]:
+    """Those of that name with stored weights, and all with quantised ones."""
+    return [*(c for c in CASES if c.name.startswith(prefix)), *(c for c in QUANT_CASES if c.mode == mode)]
 
 
 # -- bits
-@pytest.mark.parametrize("case", named("exact"), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", cases("exact", "exact"), ids=lambda c: c.name)
 def test_exact_gives_the_bits_of_the_cpu_vm(case: Case, device: Any) -> None:
     want = run_cpu(case)
     for queues, config in case.variants:
@@ -66,7 +57,7 @@ def test_exact_gives_the_bits_of_the_cpu_vm(case: Case, device: Any) -> None:
         assert {k: bits(v) for k, v in got.items()} == {k: bits(v) for k, v in want.items()}
 
 
-@pytest.mark.parametrize("case", named("fast-small"), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", cases("fast-small", "fast"), ids=lambda c: c.name)
 def test_fast_is_as_accurate_as_the_cpu_vm_and_its_bits_do_not_depend_on_the_schedule(case: Case, device: Any) -> None:
     cpu = run_cpu(case)
     results = [run_cuda(case, min(queues, device.facts.sms), config, device) for queues, config in case.variants]
