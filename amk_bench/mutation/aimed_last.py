@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from amk_bench.adversary.net import Net, access, affine
-from amk_bench.mutation.aimed_model import BROKEN_OFF, FEW, ONE, WRITTEN_OUT, Aimed, changed, made, unsure
+from amk_bench.mutation.aimed_model import BROKEN_OFF, FEW, ONE, WRITTEN_OUT, Aimed, changed, made, tag_column, unsure
 
 LONG = 2**20  # steps: too many to be written out
 NAME, OTHER_NAME = 70_000, 70_001  # of values
@@ -19,10 +19,6 @@ NAME, OTHER_NAME = 70_000, 70_001  # of values
 
 def _variables(n: Net, **variables: tuple[int, int]) -> None:
     n.extra["variables"] = {name: {"count": 1, "min": lo, "max": hi} for name, (lo, hi) in variables.items()}
-
-
-def _tag(n: Net, rows: int = 1, **extra: Any) -> int:
-    return n.buffer(1, rows, dtype="tag64", tagged=True, lifetime="persistent", **extra)
 
 
 def corners() -> Iterator[Aimed]:
@@ -64,7 +60,7 @@ def no_writer() -> Iterator[Aimed]:
     """Tags on the bytes of a range that moves write nothing into it."""
     n = Net(1)
     _variables(n, p=(0, 1))
-    tag, x = _tag(n, 2, offset=0), n.buffer(2, 2, lifetime="persistent", offset=0)
+    tag, x = tag_column(n, 2, offset=0), n.buffer(2, 2, lifetime="persistent", offset=0)
     n.task(0, [], [access(tag, ONE, (0, 2))])
     n.task(0, [access(x, ONE, affine(0, 1, "p[0]"))])
     yield made(n, "TAG", "COVER")
@@ -75,7 +71,7 @@ def initial_ranges() -> Iterator[Aimed]:
     n = Net(1)  # through another name with tags: long enough, though it would not be were the variable 0
     _variables(n, p=(0, 1), q=(2, 3))
     x = n.buffer(2, 3, lifetime="persistent", offset=0)
-    n.initial.append(access(_tag(n, 3, offset=0), ONE, affine(0, {"base": "q[0]"})))
+    n.initial.append(access(tag_column(n, 3, offset=0), ONE, affine(0, {"base": "q[0]"})))
     n.task(0, [access(x, affine(0, 1, "p[0]"), affine(0, 1, "p[0]"))])
     yield made(n)
     n = Net(1)  # for one value it wraps, and ends before what is read
@@ -198,12 +194,12 @@ def tag_windows() -> Iterator[Aimed]:
     """Rings of tags: what repeats, after how many steps, and what never does."""
     for stride, mod in ((1, 25), (4, 12)):
         n = Net(1, 200)
-        x = _tag(n, mod)
+        x = tag_column(n, mod)
         n.task(0, [], [access(x, ONE, affine(stride, mod=mod))])
         n.task(0, [access(x, ONE, affine(stride, mod=mod))])
         yield made(n)
     n = Net(1, 8)  # read further in each step
-    x = _tag(n, 9)
+    x = tag_column(n, 9)
     n.task(0, [], [access(x, ONE, (0, 6))])
     n.task(0, [access(x, ONE, affine(1, {"stride": 1, "add": 1}, mod=2))])
     yield made(n, "COVER")
@@ -212,7 +208,7 @@ def tag_windows() -> Iterator[Aimed]:
 def unread() -> Iterator[Aimed]:
     """A tag that nobody reads, overwritten in the next step, in no order, by one that is read."""
     n = Net(2, 2)
-    x = _tag(n, 3)
+    x = tag_column(n, 3)
     n.task(0, [], [access(x, ONE, affine(1, add=1))])
     n.task(1, [], [access(x, ONE, affine(1))])
     n.task(1, [access(x, ONE, affine(1))])
@@ -222,7 +218,7 @@ def unread() -> Iterator[Aimed]:
 def perhaps_of_this_step() -> Iterator[Aimed]:
     """A tag that is perhaps not written, behind another value of the step before."""
     n = Net(1, 2)
-    x = _tag(n, 3)
+    x = tag_column(n, 3)
     n.task(0, [], [access(x, ONE, affine(1, add=1))])
     n.task(0, [], [access(x, ONE, affine(1), maybe=True)])
     n.task(0, [access(x, ONE, affine(1))])
@@ -233,7 +229,7 @@ def in_turn() -> Iterator[Aimed]:
     """Two write a tag in turn, of which one may not wait for those that read what the other one wrote before."""
     for waits in (True, False):
         n = Net(10, 4)
-        x = _tag(n, 2, filled=True)
+        x = tag_column(n, 2, filled=True)
         read, first, second = (n.counter() for _ in range(3))
         for k in range(8):
             n.task(k, [access(x, ONE, epoch=-1)], [], [(first, 1, -1), (second, 1, -1)], [(read, 1)])
@@ -253,7 +249,7 @@ def half_bytes() -> Iterator[Aimed]:
         yield made(n, *(["COVER"] if half == 1 else []))
     for half in (15, 16):
         n = Net(1)
-        x, z = _tag(n, offset=0), n.buffer(16, dtype="i4", lifetime="persistent", offset=0)
+        x, z = tag_column(n, offset=0), n.buffer(16, dtype="i4", lifetime="persistent", offset=0)
         n.initial.append(access(z, (0, half)))
         n.task(0, [access(x, ONE, epoch=-1)])
         yield made(n, *(["COVER"] if half == 15 else []))

@@ -34,6 +34,11 @@ def made(n: Net, *rules: str, settings: Sequence[int] = (0,)) -> Aimed:
     return Aimed(pack(Schedule.from_json(n.json())), frozenset(rules), tuple(settings))
 
 
+def tag_column(n: Net, rows: int = 1, **extra: Any) -> int:
+    """A tagged buffer of a column."""
+    return n.buffer(1, rows, dtype="tag64", lifetime="persistent", tagged=True, **extra)
+
+
 def unsure(n: Net, *settings: int) -> Aimed:
     return Aimed(pack(Schedule.from_json(n.json())), None, settings)
 

@@ -6,18 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from amk_bench.adversary.net import Net, access, affine
-from amk_bench.mutation.aimed_model import BROKEN_OFF, BUFFER, FEW, ONE, POOL, ROWS, Aimed, changed, made
-
-
-def _tag(n: Net, rows: int = 1, **extra: Any) -> int:
-    return n.buffer(1, rows, dtype="tag64", lifetime="persistent", tagged=True, **extra)
+from amk_bench.mutation.aimed_model import BROKEN_OFF, BUFFER, FEW, ONE, POOL, ROWS, Aimed, changed, made, tag_column
 
 
 def two_reasons() -> Iterator[Aimed]:
     """A task that waits for two things at once runs once when both are there."""
     for counter in (True, False):
         n = Net(3)
-        x, y, c = _tag(n), _tag(n), n.counter()
+        x, y, c = tag_column(n), tag_column(n), n.counter()
         n.task(0), n.task(1)
         n.task(0, [], [] if counter else [access(y, ONE)], [], [(c, 1)])
         n.task(1, [], [access(x, ONE)])
@@ -29,19 +25,19 @@ def two_reasons() -> Iterator[Aimed]:
 def tags_of_other_steps() -> Iterator[Aimed]:
     """A writer that the reader meets a step later only is not waited for; nor is one of a buffer without tags."""
     n = Net(1, 2)
-    x = _tag(n, 3, filled=True)
+    x = tag_column(n, 3, filled=True)
     n.task(0, [access(x, ONE, affine(1))])
     n.task(0, [], [access(x, ONE, affine(1, add=1))])
     yield made(n, "COVER")
     n = Net(4)  # two readers of two tags, of which the second one waits for the first reader
-    x, c = _tag(n, 2), n.counter()
+    x, c = tag_column(n, 2), n.counter()
     n.task(0, [], [access(x, ONE)])
     n.task(1, [], [access(x, ONE, (1, 2))], [(c, 1)])
     n.task(2, [access(x, ONE, (0, 2))], [], [], [(c, 1)])
     n.task(3, [access(x, ONE, (0, 2))])
     yield made(n, "LIVE")
     n = Net(1)
-    x, y = _tag(n), n.buffer(1, lifetime="persistent", filled=True)
+    x, y = tag_column(n), n.buffer(1, lifetime="persistent", filled=True)
     n.task(0, [access(y, ONE)])
     n.task(0, [], [access(y, ONE), access(x, ONE)])
     yield made(n)
@@ -64,7 +60,7 @@ def stuck() -> Iterator[Aimed]:
     yield made(n, "LIVE")
     for kind in ("tags", "both"):
         n = Net(3)
-        x, y, c = _tag(n, 2), _tag(n, 2), n.counter()
+        x, y, c = tag_column(n, 2), tag_column(n, 2), n.counter()
         n.task(0, [], [access(x, ONE), access(y, ONE)])
         waits: list[tuple[int, ...]] = [(c, 1, -1), (c, 1), (c, 2)]
         n.task(1, [access(x, ONE), access(x, ONE, (0, 2))], [], waits if kind == "both" else [])
@@ -175,7 +171,7 @@ def touching() -> Iterator[Aimed]:
 
     def alias(plain: Sequence[Any], tagged: Sequence[Any], steps: int, rows: int = 16) -> Net:
         n = Net(1, steps)
-        t = _tag(n, rows, offset=0)
+        t = tag_column(n, rows, offset=0)
         x = n.buffer(1, rows, dtype="i64", lifetime="persistent", offset=0)
         for line in plain:
             n.task(0, [], [access(x, ONE, line)])

@@ -141,6 +141,17 @@ struct Body {
       for (int64_t i = 0; i < n; ++i) at(buffer)[to + i] = from[i];
   }
 
+  // Pairs of queries and keys, rows row0 to row1 of all of them, turned by their angles; the values of row0 are the first of `y`.
+  static void rotate(float* y, int64_t row0, int64_t row1, int64_t d, const float* cosine, const float* sine) {
+    for (int64_t row = row0; row < row1; row += 2) {
+      const int64_t i = row % d / 2;  // sections start on multiples of d
+      const float a = y[row - row0], b = y[row - row0 + 1];
+      const float a_cos = a * cosine[i], b_sin = b * sine[i], b_cos = b * cosine[i], a_sin = a * sine[i];
+      y[row - row0] = a_cos - b_sin;
+      y[row - row0 + 1] = b_cos + a_sin;
+    }
+  }
+
   void qkv() {
     const int64_t m = p(qkv::m), chunk = p(qkv::chunk), batch = p(qkv::batch), ctx = p(qkv::ctx), d = p(qkv::head_dim);
     const int64_t row0 = p(qkv::row0), row1 = p(qkv::row1), hidden = p(qkv::hidden), n = row1 - row0;
@@ -161,13 +172,7 @@ struct Body {
       const int64_t position = rows.position(seq, c);
       const float* cosine = at(qkv::cos) + position * cols(qkv::cos);
       const float* sine = at(qkv::sin) + position * cols(qkv::sin);
-      for (int64_t row = row0; row < k1; row += 2) {
-        const int64_t i = row % d / 2;  // sections start on multiples of d
-        const float a = out[row - row0], b = out[row - row0 + 1];
-        const float a_cos = a * cosine[i], b_sin = b * sine[i], b_cos = b * cosine[i], a_sin = a * sine[i];
-        out[row - row0] = a_cos - b_sin;
-        out[row - row0 + 1] = b_cos + a_sin;
-      }
+      rotate(out, row0, k1, d, cosine, sine);
       if (row0 < q1) std::copy(out, out + (q1 - row0), at(qkv::q) + r * cols(qkv::q) + row0);
       if (k0 < k1) append(qkv::k, seq * ctx + position, k0 - q_end, out + (k0 - row0), k1 - k0);
       if (v0 < row1) append(qkv::v, seq * ctx + position, v0 - k_end, out + (v0 - row0), row1 - v0);
@@ -331,13 +336,7 @@ struct Body {
     }
     const int64_t position = rows.position(0, 0);
     const float *cosine = at(a::cos) + position * cols(a::cos), *sine = at(a::sin) + position * cols(a::sin);
-    for (int64_t row = row0; row < std::min(row1, k_end); row += 2) {
-      const int64_t i = row % d / 2;
-      const float u = y[row - row0], v = y[row - row0 + 1];
-      const float u_cos = u * cosine[i], v_sin = v * sine[i], v_cos = v * cosine[i], u_sin = u * sine[i];
-      y[row - row0] = u_cos - v_sin;
-      y[row - row0 + 1] = v_cos + u_sin;
-    }
+    rotate(y, row0, std::min(row1, k_end), d, cosine, sine);
     std::copy(y, y + n, out);
     const int64_t k0 = std::max(row0, q_end), k1 = std::min(row1, k_end), v0 = std::max(row0, k_end);
     if (k0 < k1) append(a::k, position, k0 - q_end, y + (k0 - row0), k1 - k0);
