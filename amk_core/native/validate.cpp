@@ -1,7 +1,7 @@
 // The order of the parts: load, run, clocks, rules, and written-out steps where periodic clocks complain.
 #include <algorithm>
 
-#include "validate.hpp"
+#include "validate_rows.hpp"
 
 namespace amk::validate {
 namespace {
@@ -144,7 +144,9 @@ Sparse sparse(const Clocks& c) {
     const i32* v = c.value.data() + rows[k];
     s.off[k + 1] = s.off[k] + std::count_if(v, v + c.q, [&](i32 x) { return x > none; });
   }
-  s.queue.resize(s.off.back()), s.value.resize(s.off.back());
+  const size_t entries = size_t(s.off.back());
+  reserve_large(s.queue, entries), reserve_large(s.value, entries);
+  s.queue.resize(entries), s.value.resize(entries);
   for (size_t k = 0; k < rows.size(); ++k) {
     const i32* v = c.value.data() + rows[k];
     i64 at = s.off[k];

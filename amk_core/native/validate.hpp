@@ -17,6 +17,7 @@
 //   validate.cpp           the order of things and the certificate
 //   bind_validate.cpp      the Python binding
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -180,6 +181,8 @@ Meet meet(const Model&, const Rect& x, const Rect& y, i64 k_min);
 // Do x(i) and y(i + k) overlap for some values of the variables?  For ranges that stand still, or of which meet() is exact.
 bool meet_at(const Model&, const Rect& x, const Rect& y, i64 i, i64 k);
 std::pair<i64, i64> range_at(const Model&, const Range&, i64 step, const std::vector<i64>& values);
+// An empty range is disjoint from every other one.
+inline bool disjoint(std::pair<i64, i64> a, std::pair<i64, i64> b) { return std::max(a.first, b.first) >= std::min(a.second, b.second); }
 
 // ---- geometry
 struct Box {
@@ -243,6 +246,7 @@ struct Checker {
   std::vector<std::vector<i32>> acc_of;      // per rect, in replay order
   std::vector<char> written;                 // per rect: by somebody
   std::vector<char> keeps;                   // per task: opaque, or writes what outlives the step
+  std::vector<char> elsewhere;               // accesses whose data is decided elsewhere: something that moves may reach them
   std::vector<std::pair<i32, i32>> flow;     // (writer, reader) edges of writers that keep nothing themselves
   std::vector<Group> groups;
   bool need_flow = false;
@@ -258,7 +262,7 @@ struct Checker {
   void group_static(const Group&);
   struct ScanOptions {
     bool race = true, data = true, second_pass = false, initial = false;
-    const std::vector<char>* skip_data = nullptr;  // per access
+    const std::vector<char>* skip_data = nullptr;  // per access; never none
   };
   void scan(const std::vector<Item>&, const Cell&, const ScanOptions&);
   void group_moving(const Group&);
@@ -267,7 +271,7 @@ struct Checker {
   bool foreign(const Access& w, const Access& read) const {
     return read.label >= 0 && (w.label != read.label || m.rects[w.rect].buffer != m.rects[read.rect].buffer);
   }
-  void concrete(const Group&, const std::vector<char>& wanted);
+  void concrete(const Group&, const std::vector<i32>& wanted);
   bool overlap_at(const Rect& x, const Rect& y, i64 i, i64 j, bool& exact);
   Meet meet_any(const Rect& x, const Rect& y, i64 k_min);
   bool touch(const Rect& x, const Rect& y, bool& exact);
@@ -291,7 +295,7 @@ struct Bundle {
   i32 list, lo, hi;            // reads [lo, hi) of a list
   size_t low = 0, high = 0;    // [q] each, in the arena
   i32 label = -1, node = -1, fed = -1;
-  bool mixed = false, maybe = false, async = false;
+  bool mixed = false, maybe = false, certain = false, async = false;
 };
 class Bundles {
  public:

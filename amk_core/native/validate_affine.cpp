@@ -89,9 +89,6 @@ std::pair<i64, i64> range_at(const Model& m, const Range& r, i64 step, const std
 
 namespace {
 
-// An empty range is disjoint from every other one.
-bool disjoint(std::pair<i64, i64> a, std::pair<i64, i64> b) { return std::max(a.first, b.first) >= std::min(a.second, b.second); }
-
 // The variables of some ranges, and for each how many values have to be tried (a value matters only up to the modulus it is taken in).
 struct Values {
   std::vector<i64> vars, width;

@@ -46,7 +46,7 @@ void Bundles::build(Bundle& b) {
     const Access& a = m.acc[list[at]];
     const i32 own = m.queue_of[a.task], pos = m.pos_of[a.task] + 1;
     b.mixed |= a.label != b.label;
-    b.maybe |= a.maybe();
+    (a.maybe() ? b.maybe : b.certain) = true;
     b.async |= (a.flags & kAsync) && !(m.t.task_fences[a.task] & 1);
     const i32 least = std::min(low[own], pos);
     lower_row(low, c.clocks.value.data() + c.clocks.row[a.task], q);
@@ -95,9 +95,9 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     const i32 buffer = m.rects[a.rect].buffer;
     const bool step_buffer = m.step_lifetime(buffer);
     if (!follows || async) return false;
-    if (!o.data || (o.skip_data && (*o.skip_data)[acc])) return true;
+    if (!o.data || (*o.skip_data)[acc]) return true;
     if (last.acc < 0) return o.initial && !(o.second_pass && step_buffer);
-    if (doubtful) return false;
+    if (doubtful && !a.maybe()) return false;
     if (step == 1 && step_buffer) return true;
     if (a.label < 0 && !c.need_flow) return true;
     fed = true;
@@ -121,7 +121,7 @@ bool Bundles::scan(const std::vector<Item>& items, const std::vector<i32>& lists
     }
     Bundle& b = get(k, lo, hi);
     bool fed = false;
-    if (b.mixed) return false;
+    if (b.mixed || (doubtful && b.certain)) return false;
     if (!content(list[lo], b.async, step, last.acc < 0 || after(b, m.acc[last.acc].task, step - last.step), fed)) return false;
     if (fed) feed(b, m.acc[last.acc].task);
     open_.push_back({k, lo, hi, step});

@@ -1,5 +1,7 @@
 // RACE and COVER where ranges move: pairs of rectangles, induction over steps, and small cases written out.
 #include <algorithm>
+#include <numeric>
+#include <tuple>
 
 #include "validate.hpp"
 
@@ -36,22 +38,37 @@ struct Source {
   Form from, to;
 };
 
+// A rectangle that somebody uses, with where it may be over all steps and values.
+struct Live {
+  i32 rect;
+  std::pair<i64, i64> bytes, rows, cols;
+  std::vector<i32> reads, writes;  // in replay order
+};
+
 }  // namespace
 
 void Checker::group_moving(const Group& g) {
-  std::vector<i32> live;
-  for (i32 x : g.rects)
-    if (!acc_of[x].empty() && !m.t.buffers[m.rects[x].buffer].tagged) live.push_back(x);
+  std::vector<Live> live;
+  for (i32 x : g.rects) {
+    const Rect& r = m.rects[x];
+    if (acc_of[x].empty() || m.t.buffers[r.buffer].tagged) continue;
+    live.push_back({x, byte_bounds(m, r), m.bounds(r.rows), m.bounds(r.cols), {}, {}});
+    for (i32 a : acc_of[x]) (m.acc[a].write() ? live.back().writes : live.back().reads).push_back(a);
+  }
   // RACE between pairs of which at least one moves.
-  std::vector<std::pair<std::pair<i64, i64>, i32>> by_start;
-  for (i32 x : live) by_start.push_back({byte_bounds(m, m.rects[x]), x});
-  std::sort(by_start.begin(), by_start.end());
+  std::vector<i32> by_start(live.size());
+  std::iota(by_start.begin(), by_start.end(), 0);
+  std::sort(by_start.begin(), by_start.end(), [&](i32 p, i32 r) { return std::tie(live[p].bytes, p) < std::tie(live[r].bytes, r); });
   i64 pairs = 0;
   const i64 seen_steps = clocks.unroll;
-  std::map<std::array<i64, 3>, Meet> memo;  // moduli are enumerated, so asked once
-  auto meeting = [&](i32 x, i32 y, i64 k) {
-    const auto [it, fresh] = memo.try_emplace({x, y, k});
-    if (fresh) it->second = meet_any(m.rects[x], m.rects[y], k);
+  std::unordered_map<size_t, Meet> memo;  // moduli are enumerated, so asked once
+  auto meeting = [&](i32 p, i32 r, i64 k) {
+    const Live &x = live[p], &y = live[r];
+    const i32 buffer = m.rects[x.rect].buffer;
+    const bool plane = buffer == m.rects[y.rect].buffer && m.unit(buffer) > 1;  // neighbours share no byte
+    if (disjoint(x.bytes, y.bytes) || (plane && (disjoint(x.rows, y.rows) || disjoint(x.cols, y.cols)))) return Meet{};
+    const auto [it, fresh] = memo.try_emplace((size_t(p) * live.size() + size_t(r)) * 2 + size_t(k));
+    if (fresh) it->second = meet_any(m.rects[x.rect], m.rects[y.rect], k);
     return it->second;
   };
   auto check = [&](i32 a, i32 b, const Meet& at) {  // a in step i, b in step i + k
@@ -82,11 +99,11 @@ void Checker::group_moving(const Group& g) {
         return;
       }
   };
-  for (size_t p = 0; p < by_start.size(); ++p)
-    for (size_t r = p; r < by_start.size() && by_start[r].first.first < by_start[p].first.second; ++r) {
-      const i32 x = by_start[p].second, y = by_start[r].second;
+  for (size_t at = 0; at < by_start.size(); ++at)
+    for (size_t to = at; to < by_start.size() && live[by_start[to]].bytes.first < live[by_start[at]].bytes.second; ++to) {
+      const i32 p = by_start[at], r = by_start[to], x = live[p].rect, y = live[r].rect;
       if ((!m.rects[x].moves() && !m.rects[y].moves()) || (!written[x] && !written[y])) continue;
-      const Meet now = meeting(x, y, 0);  // where they do not, a later x may still meet an earlier y
+      const Meet now = meeting(p, r, 0);  // where they do not, a later x may still meet an earlier y
       if (now.any && (now.k == 0 || !now.exact)) {
         const bool self = x == y;
         for (i32 a : acc_of[x])
@@ -98,8 +115,8 @@ void Checker::group_moving(const Group& g) {
               check(b, a, now);
           }
       }
-      const Meet ahead = meeting(x, y, 1);
-      const Meet behind = x == y ? Meet{} : meeting(y, x, 1);
+      const Meet ahead = meeting(p, r, 1);
+      const Meet behind = p == r ? Meet{} : meeting(r, p, 1);
       if (ahead.any)
         for (i32 a : acc_of[x])
           for (i32 b : acc_of[y]) check(a, b, ahead);
@@ -108,41 +125,34 @@ void Checker::group_moving(const Group& g) {
           for (i32 a : acc_of[x]) check(b, a, behind);
     }
   // What the reads contain.
-  std::vector<char> wanted(m.acc.size(), 0);
-  bool any = false;
-  auto unfenced = [&](i32 a) {
-    const Access& read = m.acc[a];
-    return !read.write() && (read.flags & kAsync) && !(m.t.task_fences[read.task] & 1);
-  };
-  std::vector<char> feeding(m.rects.size(), 0);  // somebody writes it who keeps nothing
-  for (i32 x : live)
-    for (i32 a : acc_of[x]) feeding[x] |= m.acc[a].write() && !keeps[m.acc[a].task];
-  for (i32 x : live) {
-    const bool moved = m.rects[x].moves() || moved_into(g, x);
-    const bool bare = std::any_of(acc_of[x].begin(), acc_of[x].end(), unfenced);
-    for (i32 y : live) {
-      if (!(moved || m.rects[y].moves()) || !(feeding[y] || (bare && written[y]))) continue;  // two that stand still are scanned
-      const Meet at = meeting(y, x, 0);
+  std::vector<i32> wanted;
+  auto unfenced = [&](i32 a) { return (m.acc[a].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1); };
+  for (i32 p = 0; p < i32(live.size()); ++p) {
+    const Live& x = live[p];
+    const bool moved = m.rects[x.rect].moves() || moved_into(g, x.rect);
+    const bool bare = std::any_of(x.reads.begin(), x.reads.end(), unfenced);
+    for (i32 r = 0; r < i32(live.size()); ++r) {
+      const Live& y = live[r];
+      if (!moved && !m.rects[y.rect].moves()) continue;  // two that stand still are scanned
+      const bool feeding = std::any_of(y.writes.begin(), y.writes.end(), [&](i32 w) { return !keeps[m.acc[w].task]; });
+      if (!feeding && !bare) continue;
+      const Meet at = meeting(r, p, 0);
       if (!at.any) continue;
-      const Meet again = at.k > 0 ? at : meeting(y, x, 1);
-      for (i32 a : acc_of[x])
-        for (i32 w : acc_of[y]) {
+      const Meet again = at.k > 0 ? at : meeting(r, p, 1);
+      for (i32 a : x.reads)
+        for (i32 w : y.writes) {
           const Meet& from = key(w) < key(a) ? at : again;
-          if (m.acc[a].write() || !m.acc[w].write() || !from.any) continue;
-          if (moved && !keeps[m.acc[w].task]) wanted[a] = 1, any = true;  // whether it reads this one last is seen where it is written out
-          if (unfenced(a) && !(m.acc[w].flags & kAsync)) {
-            const auto [lo, hi] = byte_bounds(m, m.rects[x]);
-            data(kProxy, "fence", a, from.i + from.k, w, from.i, lo, hi, !from.exact);
-          }
+          if (!from.any) continue;
+          if (moved && !keeps[m.acc[w].task]) wanted.push_back(a);  // whether it reads this one last is seen where it is written out
+          if (unfenced(a) && !(m.acc[w].flags & kAsync)) data(kProxy, "fence", a, from.i + from.k, w, from.i, x.bytes.first, x.bytes.second, !from.exact);
         }
     }
-    for (i32 a : acc_of[x]) {
-      if (m.acc[a].write() || !moved) continue;
+    for (i32 a : x.reads) {
       bool flow_ok = true;
-      if (!covered(g, a, flow_ok) || !flow_ok) wanted[a] = 1, any = true;
+      if (moved && (!covered(g, a, flow_ok) || !flow_ok)) wanted.push_back(a);
     }
   }
-  if (any) concrete(g, wanted);
+  if (!wanted.empty()) concrete(g, wanted);
 }
 
 // Is every byte of this read certainly there, whatever the step and the variables?  Sound; a "no" is not a proof of the opposite.
@@ -257,7 +267,7 @@ bool Checker::covered(const Group& g, i32 access, bool& flow_ok) {
 }
 
 // The group written out over steps and assignments of its variables: exact where that is all of them.
-void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
+void Checker::concrete(const Group& g, const std::vector<i32>& wanted) {
   const i64 span = clocks.unroll ? clocks.unroll : std::min(horizon, kSampleSteps);
   std::vector<i64> vars;
   std::vector<i32> rects;
@@ -287,8 +297,8 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
       assignments.push_back(one);
     }
   }
-  std::vector<char> skip(m.acc.size(), 0);
-  for (size_t a = 0; a < skip.size(); ++a) skip[a] = !wanted[a];
+  std::vector<char> skip(m.acc.size(), 1);
+  for (i32 a : wanted) skip[a] = 0;
   ScanOptions o;
   o.race = false, o.skip_data = &skip;
   const i64 before = out.count[kCover] + out.count[kFlow];
@@ -329,7 +339,7 @@ void Checker::concrete(const Group& g, const std::vector<char>& wanted) {
   }
   if (complete && !too_much) return;
   gave_up = true;
-  const i32 first = i32(std::find(wanted.begin(), wanted.end(), 1) - wanted.begin());
+  const i32 first = *std::min_element(wanted.begin(), wanted.end());
   const auto [lo, hi] = byte_bounds(m, m.rects[m.acc[first].rect]);
   bool flow_ok = true;
   const bool there = covered(g, first, flow_ok);

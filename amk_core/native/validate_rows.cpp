@@ -35,12 +35,11 @@ Rows::Rows(Clocks& table, i32 width) : c(table), q(width), factor_(width), joins
   for (auto& f : factor_) x = x * 6364136223846793005ull + 1442695040888963407ull, f = uint32_t(x >> 32) | 1;
 }
 
-void Rows::reserve(i64 rows) {
-  c.value.reserve(size_t(rows) * size_t(q));
+void reserve_large(std::vector<i32>& v, size_t size) {
+  v.reserve(size);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  // A table of a gigabyte in small pages costs more in page faults than in arithmetic; advice, so failure is no error.
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(c.value.data()) + kHugePage - 1) & ~(kHugePage - 1);
-  const uintptr_t end = reinterpret_cast<uintptr_t>(c.value.data() + c.value.capacity()) & ~(kHugePage - 1);
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(v.data()) + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(v.data() + v.capacity()) & ~(kHugePage - 1);
   if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 #endif
 }

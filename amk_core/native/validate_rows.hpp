@@ -26,12 +26,15 @@ void grants(const Model&, const Run&, const Clocks&, i32 counter, i64 tau, std::
 #endif
 void raise_row(i32* v, const i32* w, i32 q);  // v = max(v, w)
 void lower_row(i32* v, const i32* w, i32 q);  // v = min(v, w)
+// Like v.reserve(size), for what may be a gigabyte: in small pages it costs more in page faults than in arithmetic.  Huge ones are
+// only asked for, so that none of them is no error.
+void reserve_large(std::vector<i32>& v, size_t size);
 
 // The rows of a clock table under construction.  Equal rows are one row, so that "unchanged" is "the same number".
 class Rows {
  public:
   Rows(Clocks& table, i32 width);
-  void reserve(i64 rows);
+  void reserve(i64 rows) { reserve_large(c.value, size_t(rows) * size_t(q)); }
   const i32* at(i32 row) const { return c.value.data() + i64{row} * q; }
   // Space for a row, valid until the next call; commit() makes it one and returns its number.
   i32* fresh();

@@ -16,7 +16,7 @@ Checker::Checker(const Model& model, const Run& r, const Clocks& c, Report& repo
       acc_of[m.acc[a].rect].push_back(i32(a));
       written[m.acc[a].rect] |= m.acc[a].write();
     }
-  keeps.resize(m.n);
+  keeps.resize(m.n), elsewhere.resize(m.acc.size());
   for (i32 b = 0; b < m.n; ++b) {
     need_flow |= m.t.task_op[b] != 0;
     keeps[b] = m.t.task_op[b] == 0;
@@ -110,7 +110,7 @@ void Checker::scan(const std::vector<Item>& items, const Cell& cell, const ScanO
         else if (before >= 0)
           data(kProxy, "fence", it.acc, it.step + 1, before, it.step, cell.lo, cell.hi);
       }
-      if (!o.data || (o.skip_data && (*o.skip_data)[it.acc])) continue;
+      if (!o.data || (*o.skip_data)[it.acc]) continue;
       const i32 buffer = m.rects[a.rect].buffer;
       const bool step_buffer = m.step_lifetime(buffer);
       const bool initial_counts = o.initial && (it.step == 0 || !step_buffer) && !(o.second_pass && step_buffer);
@@ -163,22 +163,19 @@ bool Checker::moved_into(const Group& g, i32 x) const {
 
 // Everything about the accesses of a group that do not move.
 void Checker::group_static(const Group& g) {
-  std::vector<char> skip;  // accesses whose data is decided elsewhere: something that moves may reach them
   bool sub_byte = false;
   std::vector<i32> rects;
   for (i32 x : g.rects)
     if (!m.rects[x].moves() && !m.t.buffers[m.rects[x].buffer].tagged && !acc_of[x].empty()) rects.push_back(x);
   if (rects.empty()) return;
-  if (g.moves) {
-    skip.assign(m.acc.size(), 0);
+  if (g.moves)
     for (i32 x : rects)
       if (moved_into(g, x))
-        for (i32 a : acc_of[x]) skip[a] = 1;
-  }
+        for (i32 a : acc_of[x]) elsewhere[a] = 1;
   for (i32 x : rects) sub_byte |= m.unit(m.rects[x].buffer) == 1;
   ScanOptions o;
   o.second_pass = clocks.unroll == 0 && horizon > 1;
-  if (g.moves) o.skip_data = &skip;
+  o.skip_data = &elsewhere;
 
   std::vector<Shape> shapes;
   Cells parts;
