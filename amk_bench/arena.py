@@ -23,7 +23,9 @@ from amk_bench.results import ParityRecord
 from amk_bench.stats import noise_floor
 
 if TYPE_CHECKING:
+    from amk_bench.baselines.weights import TorchWeights
     from amk_core.graph import ModelGraph
+    from amk_core.quant.config import QuantConfig
 
 WIDTHS = {"fp32": 4, "bf16": 2}  # bytes of a weight and of a number in the cache
 # What returns to the host for every kernel of a step takes many times as long: fewer steps tell as much of it.
@@ -80,13 +82,18 @@ class Arena:
             self.engines[name] = engine
         return self.engines[name]
 
-    def cell(self, position: int) -> Cell:
-        """The cell at ``position``: bytes a step from the shape, first tokens drawn from the text."""
-        width = WIDTHS[self.setting.precision]
-        size = step_bytes(self.graph, width, position, self.setting.batch, width)
+    def cell(self, position: int, rival: str = "") -> Cell:
+        """The cell at ``position``: bytes a step from the shape, of quantised weights those of codes and scales; first tokens
+        drawn from the text.
+        """
+        width, quantised = WIDTHS[self.setting.precision], self.setting.shared.get("quantised")
+        theirs = ours = step_bytes(self.graph, width, position, self.setting.batch, width)
+        if quantised is not None:
+            ours += quantised.step_bytes(width) - step_bytes(self.graph, width)
+            theirs = theirs if rival in registry.BUILT_IN else ours
         vocabulary = tuple(sorted(set(self.text)))
         prefix = tuple(self.text[:position])
-        return Cell(self.device, self.model, self.mode, self.setting.batch, prefix, vocabulary, size, size, self.origin)
+        return Cell(self.device, self.model, self.mode, self.setting.batch, prefix, vocabulary, ours, theirs, self.origin)
 
     def limits(self, position: int) -> Limits:
         """Brings the reference to ``position`` and says how far engines may be from it there."""
@@ -142,7 +149,7 @@ class Arena:
 
         return (
             yield from sittings(
-                cast("Engine", self.ours), engine, self.cell(position), plan, clock, floor, score, watch, other, halves
+                cast("Engine", self.ours), engine, self.cell(position, name), plan, clock, floor, score, watch, other, halves
             )
         )
 
@@ -179,6 +186,42 @@ def random_model(graph: ModelGraph, seed: int) -> tuple[Any, dict[str, Any], str
     return hf_model(weights), {"weights": weights}, weights.origin
 
 
+def quantised_model(weights: TorchWeights, config: QuantConfig) -> tuple[Any, dict[str, Any], str]:
+    """A model whose weights are rounded to ``config``: for what takes no codes a transformers model of the values that they stand
+    for, in the type of ``weights``; what baselines share of it, and its origin.
+    """
+    import torch
+
+    from amk_bench.baselines.quantised import Quantised
+    from amk_bench.baselines.weights import hf_model
+
+    quantised = Quantised(weights, config)
+    if quantised.matrices["L0.qkv"].codes.is_cuda:
+        torch.cuda.empty_cache()  # what was rounded; ours is not allocated through torch
+    stored = quantised.stored()
+    return hf_model(stored), {"weights": stored, "quantised": quantised}, quantised.origin
+
+
+def random_quantised(graph: ModelGraph, seed: int, config: QuantConfig) -> tuple[Any, dict[str, Any], str]:
+    """As :func:`random_model`, rounded to ``config``."""
+    import torch
+
+    from amk_bench.baselines.weights import random_weights
+
+    return quantised_model(random_weights(graph, seed, "cuda", torch.bfloat16), config)
+
+
+def real_quantised(folder: str | Path, threads: int, config: QuantConfig) -> tuple[Any, dict[str, Any], str]:
+    """A checkpoint's weights in bf16, rounded to ``config``, as :func:`quantised_model` gives them."""
+    import torch
+
+    from amk_bench.baselines.weights import from_live
+    from amk_core.importer import open_model
+
+    live = real_model(folder, "fast", threads)
+    return quantised_model(from_live(open_model(live).graph, live, "cuda", torch.bfloat16), config)
+
+
 def real_model(folder: str | Path, mode: str, threads: int) -> Any:
     """A checkpoint as a transformers model on the card, in the precision of ``mode``."""
     model = HfEager(folder, threads, "fp32" if mode == "exact" else "bf16", "cuda").model
@@ -194,22 +237,27 @@ def on_card(
 ) -> Arena:  # fmt: skip
     """Everything on the first card, on the weights of ``live`` (a transformers model there, bf16 for ``fast``, else float32).
 
+    Where ``shared`` has quantised weights (:func:`quantised_model`), ours runs on them and the reference on what they stand for.
+
     Raises NoRoom where the memory does not hold it, and what loading ours raises.
     """
     import torch
 
     import amk_core
     from amk_bench.cuda_clock import CudaClock, DriverEvents, TorchEvents
+    from amk_core.importer import open_model
 
-    precision = "fp32" if mode == "exact" else "bf16"
-    lean = graph.parameters() > LEAN_FROM
+    precision, quantised = "fp32" if mode == "exact" else "bf16", (shared or {}).get("quantised")
+    lean = graph.parameters() > LEAN_FROM or quantised is not None
     _room(graph, WIDTHS[precision], bool(shared), lean)
     low = None if mode == "exact" else HfEager(live, threads, "bf16", "cuda")
-    reference = Reference(HfEager(live, threads, "fp32", "cuda", lean), low)
+    exact = None if quantised is None else quantised.exact()
+    reference = Reference(HfEager(live, threads, "fp32", "cuda", lean, exact), low)
     setting = registry.Setting(
         model, live, "cuda", precision, rows, batch, threads, {**(shared or {}), f"hf {precision} cuda": live}
     )
-    loaded = amk_core.load(live, mode=cast(Any, mode), backend="cuda", batch=batch, context=rows)
+    weights = None if quantised is None else quantised.ours(open_model(live).weights.get)
+    loaded = amk_core.load(live, mode=cast(Any, mode), backend="cuda", batch=batch, context=rows, weights=weights)
     ours = Ours(loaded)
     warm(ours, batch)
     say("ours ready")

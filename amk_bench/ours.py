@@ -24,6 +24,8 @@ class Ours:
         self.name = name or NAMES[model.backend]
         self.model = model
         self.precision = "fp32" if model.mode == "exact" else "bf16"
+        if model.quantised is not None:
+            self.precision = str(model.quantised.config)
         self._prefix: list[int] = []
         self._dirty = True
         self._graphs: dict[int, Any] = {}

@@ -9,6 +9,8 @@ from amk_bench.results import LatencyRecord, ParityRecord, SkipRecord
 from amk_bench.verdict import Verdict
 
 EMPTY = "-"
+RANDOM = "random"  # in what a record says of its weights
+ASYMMETRIC = " against "  # in the precision of a record: the sides have one each
 
 
 def by_verdict(records: Sequence[LatencyRecord]) -> list[LatencyRecord]:
@@ -38,7 +40,7 @@ def win_loss(records: Sequence[LatencyRecord], ascii_only: bool = False) -> tupl
     """The win/loss table: its lines, and for each line the verdict it shows (None for rules and headings)."""
     micro = "us" if ascii_only else "µs"
     ours, theirs = f"ours {micro}", f"baseline {micro}"
-    cases = {(r.model, r.mode, bool(r.weights)) for r in records}
+    cases = {(r.model, r.mode, RANDOM in r.weights) for r in records}
     positions = any(r.unit == "token" or r.position or r.batch != 1 for r in records)
     headers = ["verdict", *["case"] * (len(cases) > 1), *["position", "batch"] * positions]
     headers += ["baseline", ours, theirs, "ratio", "95 % interval", "gate"]
@@ -49,7 +51,7 @@ def win_loss(records: Sequence[LatencyRecord], ascii_only: bool = False) -> tupl
         ratio = f"{r.ratio:.3f}x" if r.ratio is not None else EMPTY
         baseline = f"{r.baseline} {r.precision}".strip()
         times = [microseconds(r.ours_us), microseconds(r.baseline_us), ratio, interval]
-        case = [f"{r.model}, {r.mode}{', random weights' if r.weights else ''}"] if len(cases) > 1 else []
+        case = [f"{r.model}, {r.mode}{', random weights' if RANDOM in r.weights else ''}"] if len(cases) > 1 else []
         cell = [f"{r.position:,}".replace(",", " "), str(r.batch)] if positions else []
         rows.append([r.verdict, *case, *cell, baseline, *times, r.gate or "see below"])
     right = {"position", "batch", ours, theirs, "ratio", "95 % interval"}
@@ -67,8 +69,12 @@ def tally(records: Sequence[LatencyRecord]) -> str:
 
 
 def machine(records: Sequence[LatencyRecord]) -> list[str]:
-    """What is to be known of the device: its labels, the share of its bandwidth that was reached, joules a token."""
-    lines = [f"{count} of {len(records)} cells: {label}" for label, count in Counter(r.label for r in records if r.label).items()]
+    """What is to be known of the cells: labels, sides of unequal precision, share of the device's bandwidth, joules a token."""
+    lines = [
+        f"{count} of {len(records)} cells are precision-asymmetric: {precision}"
+        for precision, count in Counter(r.precision for r in records if ASYMMETRIC in r.precision).items()
+    ]
+    lines += [f"{count} of {len(records)} cells: {label}" for label, count in Counter(r.label for r in records if r.label).items()]
     for name, side in (("ours", "ours"), ("baseline", "the baselines")):
         reached = [(r.derived[f"{name}_share"], r.derived["measured_gb_s"]) for r in records if f"{name}_share" in r.derived]
         if reached:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from amk_bench.baselines.fused import FusedStep
+from amk_bench.baselines.quantised import Quantised
 from amk_bench.baselines.static import PRECISIONS, StaticCacheEngine
 from amk_bench.baselines.weights import TorchWeights
 from amk_bench.engine import F32
@@ -106,7 +107,7 @@ class FusedEngine(StaticCacheEngine):
 
     def constants(self) -> list[Any]:
         """What no call may change: the weights."""
-        return list(self.weights.tensors.values())
+        return self.weights.memory()
 
     def describe(self) -> dict[str, str]:
         return {
@@ -117,3 +118,21 @@ class FusedEngine(StaticCacheEngine):
             "cache": f"static, {self._context} rows",
             "weights": self.weights.origin,
         }
+
+
+class WeightOnlyEngine(FusedEngine):
+    """The fused step with torch's weight-only products, compiled and replayed from a CUDA graph: ``bits`` of the layers."""
+
+    def __init__(self, quantised: Quantised, bits: int, batch: int, context: int, mode: Mode = "compile") -> None:
+        super().__init__(quantised.weight_only(), batch, context, mode)
+        self.name = f"torch int{bits} weight-only, {NAMES[mode]}"
+        self.precision = str(quantised.config)
+        self.quantised = quantised
+
+    def describe(self) -> dict[str, str]:
+        formats = dict.fromkeys(m.format for m in self.quantised.matrices.values())
+        told = {f: "widened in the product" if f.bits == 8 else "_weight_int4pack_mm" for f in formats}
+        products = "; ".join(f"{f} {how}" for f, how in told.items())
+        rounded = any(f.bits == 4 and (f.scale != "bf16" or f.kind != "sym") for f in formats)
+        same = "the codes of ours, scales or offsets rounded to bf16" if rounded else "the codes and scales of ours"
+        return {**super().describe(), "products": products, "quantised": same}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amk_bench.baselines.hf import HfEager
-from amk_bench.baselines.registry import Setting
+from amk_bench.baselines.registry import BaselineUnavailable, Setting
 
 if TYPE_CHECKING:
-    from amk_bench.baselines.engines import FusedEngine
+    from amk_bench.baselines.engines import FusedEngine, WeightOnlyEngine
     from amk_bench.baselines.hf_compiled import HfCompiled
     from amk_bench.baselines.weights import TorchWeights
 
@@ -62,3 +62,26 @@ def fused_graph(setting: Setting) -> FusedEngine:
 
 def fused_compile(setting: Setting) -> FusedEngine:
     return _fused(setting, "compile")
+
+
+def _weight_only(setting: Setting, bits: int) -> WeightOnlyEngine:
+    from amk_bench.baselines.engines import WeightOnlyEngine
+    from amk_bench.baselines.products import NoProduct
+
+    name, quantised = f"torch int{bits} weight-only", setting.shared.get("quantised")
+    if quantised is None:
+        raise BaselineUnavailable(f"{name}: the weights of this cell are not quantised")
+    if quantised.config.layers.bits != bits:
+        raise BaselineUnavailable(f"{name}: the layers of this cell are {quantised.config.layers}")
+    try:
+        return WeightOnlyEngine(quantised, bits, setting.batch, setting.context)
+    except NoProduct as error:
+        raise BaselineUnavailable(f"{name}: {error}") from None
+
+
+def torch_int8(setting: Setting) -> WeightOnlyEngine:
+    return _weight_only(setting, 8)
+
+
+def torch_int4(setting: Setting) -> WeightOnlyEngine:
+    return _weight_only(setting, 4)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from amk_bench.baselines.products import linear
 from amk_bench.baselines.weights import TorchWeights
 from amk_core.importer.rope import rope_tables
 
@@ -80,24 +81,24 @@ def _attend(q: Any, kv: Any, place: Place, s: Sizes) -> Any:
 
 
 def _linear_add(x: Any, a: Any, w: Any, s: Sizes) -> Any:
-    """x + a w^T; outside a compiler the product adds to x in place, in one kernel."""
-    return x + F.linear(a, w) if s.functional else x.addmm_(a, w.t())
+    """x + a w^T; outside a compiler the product of a tensor adds to x in place, in one kernel."""
+    return x + linear(a, w) if s.functional or not isinstance(w, torch.Tensor) else x.addmm_(a, w.t())
 
 
 def layer(x: Any, kv: Any, place: Place, s: Sizes, attn_norm: Any, qkv: Any, o: Any, mlp_norm: Any, gate_up: Any, down: Any) -> Any:
     """One layer: x [batch, hidden] -> x; appends a row of keys and values."""
     h = F.rms_norm(x, (x.shape[-1],), attn_norm, s.eps)
-    queries, rows = _rotate(F.linear(h, qkv).view(x.shape[0], s.heads + 2 * s.kv_heads, s.head_dim), place, s)
+    queries, rows = _rotate(linear(h, qkv).view(x.shape[0], s.heads + 2 * s.kv_heads, s.head_dim), place, s)
     kv.index_copy_(0, place.row, rows)
     x = _linear_add(x, _attend(queries, kv, place, s), o, s)
     h = F.rms_norm(x, (x.shape[-1],), mlp_norm, s.eps)
-    gate, up = F.linear(h, gate_up).chunk(2, -1)
+    gate, up = linear(h, gate_up).chunk(2, -1)
     return _linear_add(x, F.silu(gate) * up, down, s)
 
 
 def head(x: Any, norm: Any, w: Any, eps: float) -> tuple[Any, Any]:
     """Logits [batch, vocabulary] and their argmax [batch]."""
-    logits = F.linear(F.rms_norm(x, (x.shape[-1],), norm, eps), w)
+    logits = linear(F.rms_norm(x, (x.shape[-1],), norm, eps), w)
     return logits, logits.argmax(-1)
 
 
@@ -183,13 +184,13 @@ class FusedStep:
         x = F.embedding(ids, t["embed"])
         for i in range(g.n_layers):
             h = F.rms_norm(x, (g.hidden_size,), t[f"L{i}.attn_norm"], s.eps)
-            r = F.linear(h, t[f"L{i}.qkv"]).view(batch, n, s.heads + 2 * s.kv_heads, s.head_dim)
+            r = linear(h.flatten(0, 1), t[f"L{i}.qkv"]).view(batch, n, s.heads + 2 * s.kv_heads, s.head_dim)
             turned = r[:, :, : s.heads + s.kv_heads]
             turned.copy_(turned * cos + torch.roll(turned, s.head_dim // 2, -1) * sin)
             self.kv[i].view(self.batch, s.rows, 2 * s.kv_heads, s.head_dim)[:, :n] = r[:, :, s.heads :]
             q, k, v = (p.transpose(1, 2) for p in torch.split(r, [s.heads, s.kv_heads, s.kv_heads], 2))
             a = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=s.scale, enable_gqa=True)
-            x = x + F.linear(a.transpose(1, 2).reshape(batch, n, -1), t[f"L{i}.o"])
+            x = x + linear(a.transpose(1, 2).reshape(batch * n, -1), t[f"L{i}.o"]).view_as(x)
             h = F.rms_norm(x, (g.hidden_size,), t[f"L{i}.mlp_norm"], s.eps)
-            gate, up = F.linear(h, t[f"L{i}.gate_up"]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, t[f"L{i}.down"])
+            gate, up = linear(h.flatten(0, 1), t[f"L{i}.gate_up"]).chunk(2, -1)
+            x = x + linear(F.silu(gate) * up, t[f"L{i}.down"]).view_as(x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ def _converted(model: Any, dtype: Any) -> Any:
     return other
 
 
-def _widened(model: Any) -> Any:
+def _widened(model: Any, exact: Mapping[str, Callable[[], Any]]) -> Any:
     """A copy that computes in float32 on the very weights of ``model``, each converted when it is used: the bits of a converted
-    copy without its memory.
+    copy without its memory.  ``exact``: float32 weights in the stead of some modules' own, by name.
     """
     import copy
 
@@ -70,8 +70,14 @@ def _widened(model: Any) -> Any:
     def norm(module: Any, hidden: Any) -> Any:
         return module.weight.float() * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))
 
+    def given(make: Callable[[], Any], x: Any) -> Any:
+        return functional.linear(x, make())
+
     other = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    for module in other.modules():
+    for name, module in other.named_modules():
+        if name in exact:
+            module.forward = functools.partial(given, exact[name])
+            continue
         kind = {torch.nn.Linear: linear, torch.nn.Embedding: embedding}.get(type(module))
         kind = norm if type(module).__name__.endswith("RMSNorm") else kind
         if kind is not None:
@@ -88,17 +94,19 @@ class HfEager:
     """Loads lazily; ``source`` is a directory that ``from_pretrained`` reads, or a live ``transformers`` model.
 
     ``precision``: "fp32" or "bf16"; a live model that has another type is copied.  ``device``: where torch runs it.  ``lean``: a
-    live model's weights stay as they are and are converted when they are used, which takes longer and little memory.
+    live model's weights stay as they are and are converted when they are used, which takes longer and little memory.  ``exact``: of
+    a lean one, float32 weights that stand for some modules' own, by name: of a quantised model what its codes stand for.
     """
 
     def __init__(
-        self, source: str | Path | Any, threads: int, precision: str = "fp32", device: str = "cpu", lean: bool = False
+        self, source: str | Path | Any, threads: int, precision: str = "fp32", device: str = "cpu", lean: bool = False,
+        exact: Mapping[str, Callable[[], Any]] | None = None,
     ) -> None:  # fmt: skip
         self.name = "HF eager"
         self.precision = precision
         self.device = device
         self._source = source
-        self._lean = lean
+        self._lean, self._exact = lean, exact or {}
         self.threads = threads
         self._model: Any = None
         self._cache: Any = None
@@ -127,7 +135,9 @@ class HfEager:
             else:
                 same = self._source.dtype == dtype and self._source.device.type == self.device
                 lean = self._lean and dtype == torch.float32
-                self._model = self._source if same else _widened(self._source) if lean else _converted(self._source, dtype)
+                self._model = (
+                    self._source if same else _widened(self._source, self._exact) if lean else _converted(self._source, dtype)
+                )
             self._model.to(self.device).eval()
         return self._model
 

@@ -87,5 +87,5 @@ def check_logits(engine: Any, cell: Cell, forced: list[list[int]], wanted: F32, 
     return ParityRecord(
         "P2", f"{engine.name}, {cell.model}, position {cell.position}, batch {cell.batch}: timed step's logits against HF fp32",
         f"{error:.2e}", f"<= {limits.logits:.2e}", error <= limits.logits, where=cell.device, value=min(error, 1e9),
-        limit=limits.logits, detail=f"HF {engine.precision} itself: {limits.hf_error:.2e}",
+        limit=limits.logits, detail=f"HF bf16 itself: {limits.hf_error:.2e}",
     )  # fmt: skip

@@ -29,6 +29,11 @@ BUILT_IN: Mapping[str, str] = {
     "fused-compile": "amk_bench.baselines.factories:fused_compile",
     "pdl-graph": "amk_bench.rivals.pdl:pdl_graph",
 }
+# Rivals in the precision of quantised weights; they have cells where ours runs on such weights alone.
+QUANTISED: Mapping[str, str] = {
+    "torch-int8": "amk_bench.baselines.factories:torch_int8",
+    "torch-int4": "amk_bench.baselines.factories:torch_int4",
+}
 # Engines of others, in processes of their own, and those that are named with the reason for their empty cells.
 RIVALS: Mapping[str, str] = {
     "vllm": "amk_bench.rivals.serving:vllm",
@@ -39,9 +44,9 @@ RIVALS: Mapping[str, str] = {
     "tensorrt-llm": "amk_bench.rivals.absent:tensorrt_llm",
     "automegakernel": "amk_bench.rivals.absent:automegakernel",
 }
-OWN: Mapping[str, str] = {**BUILT_IN, **RIVALS}
+OWN: Mapping[str, str] = {**BUILT_IN, **QUANTISED, **RIVALS}
 # Those whose point is a GPU: on a CPU they run in the tests, not in the table.
-GPU_ONLY = ("hf-compile", "fused-graph", "fused-compile", "pdl-graph", *RIVALS)
+GPU_ONLY = ("hf-compile", "fused-graph", "fused-compile", "pdl-graph", *QUANTISED, *RIVALS)
 
 
 class BaselineUnavailable(RuntimeError):
@@ -60,7 +65,8 @@ class Setting:
         context: positions a sequence may have; a static cache has room for so many.
         batch: sequences decoded side by side.
         threads: CPU threads.
-        shared: what the baselines of one model may keep for each other (weights in torch, say).
+        shared: what the baselines of one model may keep for each other ("weights" in torch, say); "quantised" are those that ours
+            runs on where it runs on such.
     """
 
     model: str
@@ -78,8 +84,10 @@ def _added() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """Built-in ones in their order, then what installed packages add, by name.  Reads metadata only."""
-    return [*OWN, *sorted(_added().keys() - OWN.keys())]
+    """Built-in ones in their order, then what installed packages add, by name; without those of quantised weights.  Reads
+    metadata only.
+    """
+    return [*BUILT_IN, *RIVALS, *sorted(_added().keys() - OWN.keys())]
 
 
 def make(name: str, setting: Setting) -> Engine:
@@ -91,7 +99,7 @@ def make(name: str, setting: Setting) -> Engine:
     """
     added = _added()
     if name not in OWN and name not in added:
-        raise KeyError(f"no baseline named {name!r}; there are {', '.join(names())}")
+        raise KeyError(f"no baseline named {name!r}; there are {', '.join([*names(), *QUANTISED])}")
     try:
         if name in OWN:
             module, _, attribute = OWN[name].partition(":")

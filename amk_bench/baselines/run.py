@@ -3,6 +3,9 @@
 ``python -m amk_bench.baselines.run --model llama-3.2-1b --out FILE`` builds weights on the card, compiles, holds every engine's
 logits to HuggingFace in float32, times pairs, and writes one result file, anew after every cell.  Several models may be prepared
 side by side (``--turn FOLDER --of N``): they compile at the same time and are timed one after the other, when all have compiled.
+
+``--weights FORMAT``: ours on quantised weights, against peers that multiply with the same codes and against bf16 baselines on the
+values that they stand for, whose rows name both precisions.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ from amk_bench.baselines.turns import GONE, Turns
 from amk_bench.measure import UNTIMED, Plan, Sitting
 from amk_bench.results import LatencyRecord, NoteRecord, Record, SkipRecord, document, write_atomically
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.importer import hub
 from amk_core.machine import probe
+from amk_core.quant.config import QuantConfig
 
 POSITIONS = (16, 128, 1024, 2000)
 BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager", "pdl-graph", *registry.RIVALS)
 TOKENS, BLOCKS = 16, 8
+QUANTISED = ("torch-int{}", "pdl-graph")  # of quantised weights: the peer in their bits, and the strongest in bf16
 EARLY = ("pdl-graph", *registry.RIVALS)  # what starts or compiles while ours is loaded
 NO_TIME = "no time was left for this cell"
 ENDED = "the run was ended before this cell had a time"
@@ -45,6 +51,7 @@ class Bench:
 
     def __init__(self, model: str, make: Callable[[], Arena], names: Sequence[str], say: Callable[[str], None]) -> None:
         self.model, self.say = model, say
+        self.told = ""  # options of the run that make its cells what they are, for the command that fills an empty one
         self.keep: Callable[[], None] = lambda: None  # called when a record has come
         self.records: list[Record] = []
         self.paused: list[tuple[int, str, Sitting]] = []
@@ -198,7 +205,8 @@ class Bench:
         assert self.arena is not None
         self._owed.discard((position, name))
         batch = f" --batch {self.arena.setting.batch}" if self.arena.setting.batch != 1 else ""
-        run = f"python -m amk_bench.baselines.run --model {self.model}{batch} --positions {position} --baselines {name} --out FILE"
+        cell = f"--model {self.model}{batch}{self.told} --positions {position} --baselines {name}"
+        run = f"python -m amk_bench.baselines.run {cell} --out FILE"
         self.records.append(SkipRecord(self._cell(position, name), reason, run if reason in (NO_TIME, ENDED) else ""))
 
     def close(self) -> None:
@@ -226,11 +234,23 @@ class Bench:
         return record.passed
 
 
-def on_card(name: str, batch: int, seed: int, last: int, tokens: int, rivals: Sequence[str], say: Callable[[str], None]) -> Arena:
-    """The arena of a public shape with random weights; those of ``rivals`` with processes of their own start meanwhile."""
+def on_card(
+    name: str, batch: int, seed: int, last: int, tokens: int, rivals: Sequence[str], say: Callable[[str], None],
+    weights: QuantConfig | None = None, checkpoint: str = "",
+) -> Arena:  # fmt: skip
+    """The arena of a public shape with random weights; those of ``rivals`` with processes of their own start meanwhile.
+
+    ``weights``: they are quantised, and may be those of ``checkpoint``.
+    """
     graph, threads = GRAPH_SHAPES[name], os.cpu_count() or 1
-    live, shared, origin = arenas.random_model(graph, seed)
-    say(f"weights on the card, {shared['weights'].bytes_a_step() / 1e9:.2f} GB a step")
+    if weights is None:
+        live, shared, origin = arenas.random_model(graph, seed)
+    elif checkpoint:
+        live, shared, origin = arenas.real_quantised(hub.resolve(checkpoint), threads, weights)
+    else:
+        live, shared, origin = arenas.random_quantised(graph, seed, weights)
+    size = shared["quantised"].step_bytes(2) if weights else shared["weights"].bytes_a_step()
+    say(f"weights on the card, {size / 1e9:.2f} GB a step")
     rows = arenas.rows_for(graph, last, tokens)
     shared["hf bf16 cuda"] = live
     launch(rivals, registry.Setting(name, live, "cuda", "bf16", rows, batch, threads, shared), say)
@@ -259,7 +279,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", required=True, choices=tuple(GRAPH_SHAPES))
     parser.add_argument("--positions", default=",".join(map(str, POSITIONS)))
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--baselines", default=",".join(BASELINES))
+    parser.add_argument(
+        "--baselines", default="", help="by commas; default: all, or of quantised weights those in their precision and bf16"
+    )
+    parser.add_argument("--weights", default="", metavar="FORMAT", help="quantised, as int8 or int4-g128,head=int8")
+    parser.add_argument("--checkpoint", default="", help="with --weights: round those of this model instead of random ones")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--seed", type=int, default=7)
@@ -275,11 +299,17 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"[{time.monotonic() - start:6.1f} s] {args.model}, batch {args.batch}: {text}", flush=True)
+        about = f"{args.model}, {f'{args.weights}, ' if args.weights else ''}batch {args.batch}"
+        print(f"[{time.monotonic() - start:6.1f} s] {about}: {text}", flush=True)
 
     asked = [int(p) for p in args.positions.split(",")]
-    names = [n for n in args.baselines.split(",") if n]
-    turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}", args.rank)
+    quant = QuantConfig.parse(args.weights) if args.weights else None
+    if args.checkpoint and quant is None:
+        parser.error("--checkpoint is for quantised weights: give --weights FORMAT, or measure it with pytest suites/latency")
+    names = [n for n in args.baselines.split(",") if n] or [
+        *(BASELINES if quant is None else (n.format(quant.layers.bits) for n in QUANTISED))
+    ]
+    turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}-{args.weights}", args.rank)
     end = start + args.seconds
     if argv is None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been measured is kept, rivals are ended
@@ -294,13 +324,18 @@ def main(argv: list[str] | None = None) -> int:
     def keep() -> None:
         records = bench.records if bench else []
         weights = bench.arena.origin if bench and bench.arena else "random weights"
-        options = {**vars(args), "turn": "", "out": args.out.name, "weights": weights}
+        options = {**vars(args), "turn": "", "out": args.out.name, "format": args.weights, "weights": weights}
         write_atomically(args.out, document(records, stamp.to_json(), options), replace=True)
 
     try:
         last = max(asked)
-        bench = Bench(args.model, lambda: on_card(args.model, args.batch, args.seed, last, args.tokens, names, say), names, say)
+
+        def make() -> Arena:
+            return on_card(args.model, args.batch, args.seed, last, args.tokens, names, say, quant, args.checkpoint)
+
+        bench = Bench(args.model, make, names, say)
         bench.keep = keep
+        bench.told = "".join(f" --{k} {v}" for k, v in (("weights", args.weights), ("checkpoint", args.checkpoint)) if v)
         # One that hangs while it starts costs the others no more than a half of their time.
         turns.meet("ready", time.monotonic() + (end - time.monotonic()) / 2)
         now = time.monotonic()

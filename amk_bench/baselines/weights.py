@@ -20,7 +20,8 @@ STD = 0.02
 class TorchWeights:
     """Tensors by canonical name, on one device in one type; ``L0.qkv`` [q + 2 kv, h] and ``L0.gate_up`` [2 f, h] are fused.
 
-    ``origin`` says where they come from, for every result.
+    Those of a quantised model that torch multiplies as codes are products (:mod:`.products`) and no tensors.  ``origin`` says where
+    they come from, for every result.
     """
 
     graph: ModelGraph
@@ -30,6 +31,10 @@ class TorchWeights:
     @property
     def head(self) -> Any:
         return self.tensors[self.graph.head_weight]
+
+    def memory(self) -> list[Any]:
+        """Every tensor, those inside of products too."""
+        return [t for w in self.tensors.values() for t in (w.tensors() if hasattr(w, "tensors") else [w])]
 
     def split(self) -> dict[str, Any]:
         """HuggingFace's names -> tensors that share the memory of these."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amk_bench.report.cards import card_of, same, size
-from amk_bench.report.pairs import RANDOM, Cell, Gap, Pair, sides
+from amk_bench.report.pairs import RANDOM, Cell, Gap, Pair
 from amk_bench.report.sources import Source
 from amk_core.graph import GRAPH_SHAPES
 
 POSITIONS = (128, 1024, 4096)  # what a report of a card owes, besides whatever was measured
 BATCHES = (1, 4, 16)
+PLAIN = ("bf16", "fp32")  # precisions in which every model and batch is owed; of quantised ones what was measured is shown
 NOT_ASKED = "no run has asked for this cell"
 
 
@@ -62,9 +63,9 @@ def _device(name: str, best: Sequence[Pair], gaps: Sequence[Gap]) -> Device:
     )
     kinds = {(p.model, p.weights, p.record.mode, p.record.precision, p.record.batch) for p in best}
     if owed:
-        random = {
-            (mode, precision) for _, weights, mode, precision, _ in kinds if weights == RANDOM and len(sides(precision)) == 1
-        } or {("fast", "bf16")}
+        random = {(mode, precision) for _, weights, mode, precision, _ in kinds if weights == RANDOM and precision in PLAIN} or {
+            ("fast", "bf16")
+        }
         kinds |= {(model, RANDOM, *mode, batch) for mode in random for model in GRAPH_SHAPES for batch in BATCHES}
         kinds |= {
             (g.model, RANDOM, *mode, g.batch) for mode in random for g in here if g.weights == RANDOM and g.model in GRAPH_SHAPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amk_bench.report.cards import card_of, size
-from amk_bench.report.pairs import Gap, Pair
+from amk_bench.report.pairs import Gap, Pair, sides
 from amk_bench.report.readme import parity
 from amk_bench.report.sources import Source
 from amk_bench.table import microseconds
@@ -41,7 +41,8 @@ def _device(device: str, pairs: Sequence[Pair], gaps: Sequence[Gap], sources: Se
     for cell in sorted({p.cell for p in mine}, key=lambda c: (size(c.model), c)):
         here = {p.rival: p for p in mine if p.cell == cell}
         strongest = min(here.values(), key=lambda p: (p.record.ratio is None, p.record.ratio or 0.0))
-        row = [cell.model, cell.weights, f"{cell.precision}, {cell.mode}", str(cell.batch), str(cell.position)]
+        apart = ", precision-asymmetric" if len(set(sides(cell.precision))) > 1 else ""
+        row = [cell.model, cell.weights, f"{cell.precision}, {cell.mode}{apart}", str(cell.batch), str(cell.position)]
         row.append(microseconds(strongest.record.ours_us))
         lines.append(f"| {' | '.join([*row, *(_cell(here.get(n)) for n in names)])} |")
     out = ["\n".join(lines)]

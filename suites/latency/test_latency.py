@@ -1,14 +1,15 @@
 """Time a token of our VM against each baseline, in ABBA pairs in one process, behind gates in the very cell.
 
 On a CPU both sides compute in float32 (mode ``exact``).  On a card: mode ``fast`` against bf16 baselines, with the model's weights
-and with random weights in three public shapes, said so in every record; and mode ``exact`` against one baseline in float32.
+and with random weights in three public shapes, said so in every record; mode ``exact`` against one baseline in float32; and
+weights of 8 and of 4 bits against torch's own weight-only products on the same codes, and against bf16, which the record says.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from amk_bench.session import Session
 from amk_bench.stats import Precision
 from amk_bench.storage import Seconds
 from amk_bench.verdict import Verdict
-from amk_core.graph import GRAPH_SHAPES
+from amk_core.graph import GRAPH_SHAPES, ModelGraph
+from amk_core.quant.config import QuantConfig
 
 POSITIONS = (0, 16, 128, 512, 1024, 2000, 2048, 4096, 16384)
 CPU_DEFAULT = (0, 16, 128, 512)
@@ -40,6 +42,10 @@ FLOOR_POSITION = 128
 REAL, EXACT = "model", "model-exact"
 SHAPES = ("tinyllama-1.1b", "llama-3.2-1b", "llama-3.1-8b")
 LABELS = {EXACT: "mode exact", **{name: f"{name}, random weights" for name in SHAPES}}
+# Quantised: contest -> (what it has the weights of, bits of its layers).  bf16 scales are what torch's 4-bit product takes.
+QUANTISED = {f"{name}-int{bits}": (name, bits) for bits in (8, 4) for name in (REAL, "llama-3.2-1b", "llama-3.1-8b")}
+QUANTISED_AGAINST = {8: ("torch-int8", "fused-compile"), 4: ("torch-int4", "fused-compile")}
+LABELS |= {name: f"{LABELS.get(base, 'the model')}, int{bits} weights" for name, (base, bits) in QUANTISED.items()}
 LONG = "-long"  # cells beyond NEAR have caches of their own: a baseline may read a static cache's empty rows at every position
 NEAR = 2048
 EXACT_AGAINST = "fused-graph"
@@ -50,6 +56,13 @@ SETTLE_S = 0.01
 ENERGY_S = {"quick": 0.0, "default": 1.0, "full": 1.0}  # each side runs so long for its joules a token, where there is a counter
 
 
+def formats(graph: ModelGraph, bits: int) -> QuantConfig:
+    """int8 with a scale a row; int4 in the largest groups that divide every K, the head in int8."""
+    sizes = (graph.hidden_size, graph.q_size, graph.intermediate_size)
+    group = max(g for g in (32, 64, 128) if not any(k % g for k in sizes) or g == 32)
+    return QuantConfig.parse(f"{'int8' if bits == 8 else f'int4-g{group}'}-bf16,head=int8-bf16")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "contest" in metafunc.fixturenames:
         metafunc.parametrize(("contest", "name", "position"), cells(metafunc.config.stash[SESSION].arch))
@@ -58,13 +71,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def cells(arch: Arch) -> list[Any]:
     """Contest, baseline, position, in the order of measurement: what has to be loaded changes as seldom as can be."""
     out = []
-    for base in (REAL, EXACT, *SHAPES):
-        rows = (EXACT_AGAINST,) if base == EXACT else registry.names() if base == REAL else tuple(registry.BUILT_IN)
-        for position in POSITIONS:
+    for base in (REAL, EXACT, *SHAPES, *QUANTISED):
+        rows: Sequence[str] = tuple(registry.BUILT_IN)
+        if base == EXACT:
+            rows = (EXACT_AGAINST,)
+        elif base == REAL:
+            rows = registry.names()
+        elif base in QUANTISED:
+            rows = QUANTISED_AGAINST[QUANTISED[base][1]]
+        for position in CARD_DEFAULT if base in QUANTISED else POSITIONS:
             contest = base + LONG if position > NEAR else base
             for name in rows:
                 card = base != REAL or name in registry.GPU_ONLY
                 usual = position in (CARD_DEFAULT if card or arch.is_gpu else CPU_DEFAULT) and name != "fused"
+                usual = usual and (base not in QUANTISED or position == FLOOR_POSITION)
                 about = f"latency against {name}" if base == REAL else f"latency of {LABELS[base]}"
                 marks = [pytest.mark.amk_gpu(about) if card else pytest.mark.amk_device(about)]
                 marks += [] if usual else [pytest.mark.amk_full(about)]
@@ -128,20 +148,27 @@ def arena(
         torch.cuda.empty_cache()
         amk_progress.say(f"{contest}: loading both sides")
         base = contest.removesuffix(LONG)
+        base, bits = QUANTISED.get(base, (base, 0))
         last = max(POSITIONS) if contest.endswith(LONG) else NEAR
         seed, threads = amk_session.seed, amk_session.machine.cores
         if base in SHAPES:
             if amk_options.tier == "quick":
                 pytest.skip(f"a quick run leaves out the shapes with random weights; run: {_default(amk_options)}")
             graph, mode, model = GRAPH_SHAPES[base], "fast", base
-            live, shared, origin = arenas.random_model(graph, seed)
+            if bits:
+                live, shared, origin = arenas.random_quantised(graph, seed, formats(graph, bits))
+            else:
+                live, shared, origin = arenas.random_model(graph, seed)
             text = np.random.default_rng(seed).integers(0, graph.vocab_size, graph.context).tolist()
         else:
-            from amk_core.importer import open_model
+            from amk_core.importer import open_graph, open_model
 
             folder: Path = request.getfixturevalue("model_path")
             mode = "exact" if base == EXACT else "fast"
-            live, shared, origin = arenas.real_model(folder, mode, threads), {}, ""
+            if bits:
+                live, shared, origin = arenas.real_quantised(folder, threads, formats(open_graph(folder), bits))
+            else:
+                live, shared, origin = arenas.real_model(folder, mode, threads), {}, ""
             graph, model, text = open_model(live).graph, amk_options.model, request.getfixturevalue("text_ids")
             if graph.vocab_size <= max(text):
                 pytest.skip(f"the pinned ids do not fit this model's vocabulary of {graph.vocab_size}")

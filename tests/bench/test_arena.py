@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from amk_core.graph import GRAPH_SHAPES, ModelGraph, RopeSpec
 
 torch = pytest.importorskip("torch")
 from amk_bench.baselines import registry  # noqa: E402
-from amk_bench.baselines.engines import FusedEngine  # noqa: E402
+from amk_bench.baselines.engines import FusedEngine, WeightOnlyEngine  # noqa: E402
 from amk_bench.baselines.hf import HfEager  # noqa: E402
 from amk_bench.baselines.reference import Reference  # noqa: E402
 from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
@@ -52,6 +53,17 @@ def test_a_default_run_on_a_card_has_four_models_at_four_positions_against_four_
     assert ids["fused-graph-16"] == ids["llama-3.2-1b-hf-eager-16"] == ids["model-exact-fused-graph-16"] == {"amk_gpu"}
     order = [p.values[0] for p in suite.cells(CARD)]
     assert len({c for i, c in enumerate(order) if order[i - 1] != c}) == len([c for i, c in enumerate(order) if order[i - 1] != c])
+
+
+def test_quantised_weights_have_a_peer_in_their_precision_and_one_in_bf16() -> None:
+    ids = chosen(CARD)
+    for contest in ("model", "llama-3.2-1b", "llama-3.1-8b"):
+        for bits in (8, 4):
+            rows = {i for i in ids if i.startswith(f"{contest}-int{bits}-")}
+            assert rows == {f"{contest}-int{bits}-torch-int{bits}-128", f"{contest}-int{bits}-fused-compile-128"}
+    assert str(suite.formats(GRAPH_SHAPES["llama-3.1-8b"], 4)) == "int4-g128-bf16,head=int8-bf16"
+    assert str(suite.formats(GRAPH_SHAPES["smollm2-135m"], 4)) == "int4-g64-bf16,head=int8-bf16"
+    assert str(suite.formats(GRAPH_SHAPES["smollm2-135m"], 8)) == "int8-bf16,head=int8-bf16"
 
 
 def test_a_default_run_on_a_cpu_is_the_eager_model_and_names_what_needs_a_card() -> None:
@@ -104,15 +116,24 @@ def on_card(live: Any, graph: ModelGraph, mode: str, **told: Any) -> arenas.Aren
     weights = random_weights(GRAPH, 1, "cpu", torch.bfloat16 if bf16 else torch.float32)
     ours = FusedEngine(weights, 1, told["rows"], "eager")
     ours.name = "AMK CUDA VM"
-    precision = "bf16" if bf16 else "fp32"
-    setting = registry.Setting(told["model"], live, "cpu", precision, told["rows"])
-    reference = Reference(HfEager(live, 1, "fp32"), HfEager(live, 1, "bf16") if bf16 else None)
+    precision, quantised = "bf16" if bf16 else "fp32", (told.get("shared") or {}).get("quantised")
+    setting = registry.Setting(told["model"], live, "cpu", precision, told["rows"], shared=dict(told.get("shared") or {}))
+    exact = quantised.exact() if quantised else None
+    full = HfEager(live, 1, "fp32", lean=quantised is not None, exact=exact)
+    reference = Reference(full, HfEager(live, 1, "bf16") if bf16 else None)
+    if quantised:
+        weights = setting.shared["weights"]
+        ours = WeightOnlyEngine(quantised, quantised.config.layers.bits, 1, told["rows"], "eager")
+        ours.name = "AMK CUDA VM"
     made = arenas.Arena(
         graph, told["model"], "NVIDIA H200", mode, setting, cast(Any, ours), reference, told["text"], (Steady(), Steady()),
         told["seed"], told["origin"],
     )  # fmt: skip
     for name in ("fused-graph", "fused-compile", "hf-compile"):
         made.engines[name] = cast(Any, FusedEngine(weights, 1, told["rows"], "eager"))
+    if quantised:
+        bits = quantised.config.layers.bits
+        made.engines[f"torch-int{bits}"] = cast(Any, WeightOnlyEngine(quantised, bits, 1, told["rows"], "eager"))
     return made
 
 
@@ -139,8 +160,12 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
     monkeypatch.setattr(
         arenas, "real_model", lambda folder, mode, threads: live[torch.float32 if mode == "exact" else torch.bfloat16]
     )
+    monkeypatch.setattr(
+        arenas, "random_quantised",
+        lambda graph, seed, config: arenas.quantised_model(random_weights(GRAPH, 1, "cpu", torch.bfloat16), config),
+    )  # fmt: skip
     monkeypatch.setattr(arenas, "on_card", on_card)
-    monkeypatch.setattr("amk_core.graph.GRAPH_SHAPES", {**GRAPH_SHAPES, "tinyllama-1.1b": GRAPH})
+    monkeypatch.setattr("amk_core.graph.GRAPH_SHAPES", {**GRAPH_SHAPES, "tinyllama-1.1b": GRAPH, "llama-3.2-1b": GRAPH})
     monkeypatch.setenv("AMK_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]")
@@ -196,6 +221,28 @@ def test_a_default_run_times_random_weights_under_a_name_that_says_so(
     (record,) = [r for r in records if isinstance(r, LatencyRecord)]
     assert (record.model, record.weights) == ("tinyllama-1.1b", "random weights, seed 1")
     assert (record.verdict, record.tokens, len(record.ours_samples_us)) == ("TIE", 16, 20)
+
+
+def test_quantised_weights_are_timed_against_their_peer_and_asymmetrically_against_bf16(
+    card: Callable[..., tuple[int, dict[str, Any]]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Inputs that are the same in every run: of a model this small, errors of single steps scatter to beyond the limit.
+    monkeypatch.setattr("amk_bench.session.secrets", SimpleNamespace(randbits=lambda bits: 7))
+    code, data = card("-k", "1b-int8 and 128")
+    assert code == 0
+    records = results.validate(data["amk"])
+    config = "int8-bf16,head=int8-bf16"
+    times = {r.baseline: r for r in records if isinstance(r, LatencyRecord)}
+    assert {name: r.precision for name, r in times.items()} == {
+        "torch int8 weight-only, fused step": config, "fused step": f"{config} against bf16"
+    }  # fmt: skip
+    peer, other = times["torch int8 weight-only, fused step"], times["fused step"]
+    assert peer.weights.endswith(f"rounded to {config}")
+    assert peer.derived["ours_bytes"] == peer.derived["baseline_bytes"] == other.derived["ours_bytes"]
+    assert other.derived["baseline_bytes"] > 1.5 * other.derived["ours_bytes"]
+    shown = capsys.readouterr().out
+    assert f"1 of 2 cells are precision-asymmetric: {config} against bf16" in shown
+    assert shown.count("random weights") > 0
 
 
 def test_an_engine_that_fails_p2_has_no_time(

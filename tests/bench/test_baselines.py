@@ -179,7 +179,7 @@ def test_an_installed_package_adds_a_baseline(package: Callable[[str], None]) ->
         "    made.describe = lambda: {'version': 1}\n"
         "    return made\n"
     )
-    assert names() == [*registry.OWN, "theirs"]
+    assert names() == [*registry.BUILT_IN, *registry.RIVALS, "theirs"]
     assert "their_engine" not in sys.modules, "names are metadata: nothing is imported for them"
     made = make("theirs", setting())
     assert made.name == "theirs"
