@@ -51,19 +51,51 @@ __device__ __forceinline__ void mail_begin(const Launch& launch, int base, int n
   }
 }
 
+__device__ __forceinline__ bool mail_came(uint32_t barrier, uint32_t parity) {
+  uint32_t ok;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(ok) : "r"(barrier), "r"(parity) : "memory");
+  return ok != 0;
+}
+__device__ __forceinline__ uint32_t clock_low() {
+  uint32_t t;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(t)::"memory");
+  return t;
+}
+
+// A wait that has lasted long: true when it is to be given up, since the launch ends before this step or the bound ran out.
+__device__ __noinline__ bool mail_is_over(int turn) {
+  if (peek(ring.broken)) return true;
+  const int2 where = shared.where[turn];
+  if (load_acquire(shared.halt) <= uint32_t(where.x)) {
+    poke(ring.broken, kPollOver);
+    return true;
+  }
+  const uint64_t now = now_ns(), start = peek(shared.poll_start);
+  if (start == 0) poke(shared.poll_start, now);  // reset by the queue between tasks
+  if (start == 0 || int64_t(now - start) <= int64_t(ring.bound_ns)) return false;  // signed: as in tagged.cuh
+  const DeviceTask& task = shared.task[turn];
+  const int i = task.par[kArriveWord];
+  uint64_t state;  // opaque to programs; it tells a reader of the report how many arrivals and bytes are missing
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(mail_barrier(i))) : "memory");
+  report(Fault{kMailTimeout, task.id, task.op, int32_t(blockIdx.x), where.y, i, where.x, 0, int64_t(state), int64_t(task.par[kBytesWord])});
+  poke(ring.broken, kPollOver);
+  return true;
+}
+
 // All threads, behind whatever the task fetches ahead: the values of this step have come.  A wait that is given up marks the ring
-// broken, and the queue stops behind the task.
+// broken, and the queue stops behind the task; its barrier is not armed again.
 __device__ __forceinline__ void await_mail(const Context c) {
+  constexpr uint32_t kPatientClocks = 1 << 16;  // the hardware suspends a waiting thread for a time of its own, so tries are not counted
   const int i = c.p(kArriveWord);
   if (i < 0) return;
   const uint32_t b = shared_address(mail_barrier(i)), parity = uint32_t(c.step()) & 1u;
+  uint32_t start = clock_low();
 #pragma unroll 1
-  for (uint32_t round = 1;; ++round) {
-    uint32_t ok;
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(ok) : "r"(b), "r"(parity) : "memory");
-    if (ok) break;
-    if (round % 256 == 0 && poll_is_over(c.turn, 0, tag_of(c))) break;
+  while (!mail_came(b, parity)) {
+    if (clock_low() - start <= kPatientClocks) continue;
+    if (mail_is_over(c.turn)) return;
+    start = clock_low();
   }
   // an acquire alone would empty L1; shared memory is all that is handed on here
   asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");

@@ -70,7 +70,7 @@ constexpr int kCounterStride = 16;         // 32-bit words from one counter to t
 constexpr uint32_t kSampleStream = 0x53414d50u;  // third counter word of the sampler's random stream
 constexpr int32_t kNoToken = -1;           // what the output ring holds for a sequence that is not active
 
-enum FaultKind : int32_t { kNoFault = 0, kSpinTimeout = 1, kTokenRange = 2, kWeightTimeout = 3 };
+enum FaultKind : int32_t { kNoFault = 0, kSpinTimeout = 1, kTokenRange = 2, kWeightTimeout = 3, kMailTimeout = 4 };
 
 struct Fault {
   int32_t kind, task, op, queue, position, counter, step, row;

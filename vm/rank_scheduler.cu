@@ -14,7 +14,26 @@
 #include "trace.cuh"
 #include "waits.cuh"
 
+// A build that leaves what stands in each CTA at the end of a launch where a traced one leaves its anchors: amk_bench/rank_dump.py
+#ifndef AMK_RANK_DUMP
+#define AMK_RANK_DUMP 0
+#endif
+static_assert(!(AMK_RANK_DUMP && AMK_TRACE), "a launch leaves either anchors or mailboxes");
+
 namespace amk {
+
+#if AMK_RANK_DUMP
+// 16 words {step and place of the two task records, their turn is unknown; broken}, the mailboxes, the barriers.
+__device__ __noinline__ void leave_mail(const Launch& launch, int thread, int threads) {
+  constexpr int kHead = 16, kWords = (kMailBytes + 8 * kMailBarriers) / 4;
+  uint32_t* to = reinterpret_cast<uint32_t*>(launch.anchors) + size_t(blockIdx.x) * (kHead + kWords);
+  if (thread == 0) {
+    to[0] = shared.where[0].x, to[1] = shared.where[0].y, to[2] = shared.where[1].x, to[3] = shared.where[1].y;
+    to[4] = peek(ring.broken);
+  }
+  for (int i = thread; i < kWords; i += threads) to[kHead + i] = reinterpret_cast<const uint32_t*>(mail())[i];
+}
+#endif
 
 __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c) {
   switch (c.op()) {
@@ -120,4 +139,7 @@ extern "C" __global__ void __launch_bounds__(amk::kThreads + 32, 1) amk_run(cons
   if (load_acquire(launch.halt) == 0)
     for (const uint64_t start = now_ns(); now_ns() - start < 50000;) __nanosleep(1000);
   cluster_barrier();
+#if AMK_RANK_DUMP
+  leave_mail(launch, thread, blockDim.x);
+#endif
 }

@@ -15,10 +15,12 @@ class Fault:
     """Why a launch ended early: which task waited for what, or what its data asked for.
 
     Attributes:
-        kind: ``spin-timeout``, ``token-range`` or ``weight-timeout`` (a copy of weights did not end).
+        kind: ``spin-timeout``, ``token-range``, ``weight-timeout`` (a copy of weights did not end) or ``mail-timeout`` (values of
+            the cluster did not come).
         has, needs: counter value and threshold, or the tag that was seen and the one asked for (tags are steps from 1 on), or the
-            token id and the vocabulary size; 0 where they do not apply.
-        counter, row: -1 where they do not apply; a spin timeout without a counter was a poll of tagged values.
+            token id and the vocabulary size, or the word of an mbarrier and the bytes of its phase; 0 where they do not apply.
+        counter, row: -1 where they do not apply; a spin timeout without a counter was a poll of tagged values; of a mail timeout
+            the barrier of the CTA.
     """
 
     kind: str
@@ -38,6 +40,11 @@ class Fault:
             return f"{where}: row {self.row} has token id {self.has}, the vocabulary has {self.needs}"
         if self.kind == "weight-timeout":
             return f"{where}: the weights of an earlier task of this queue did not arrive; is spin_timeout_s too short?"
+        if self.kind == "mail-timeout":
+            return (
+                f"{where} waits at barrier {self.counter} of its CTA for {self.needs} bytes of its cluster (the barrier is "
+                f"{self.has & (2**64 - 1):#018x}) and nothing moves; is spin_timeout_s too short?"
+            )
         if self.counter < 0:
             return f"{where} {self._polled()}"
         return f"{where} waits c{self.counter} >= {self.needs} (has {self.has}) and nothing moves; is spin_timeout_s too short?"

@@ -15,7 +15,7 @@ from amk_core.vm.program import FAULT
 MAX_VARIABLES = 63  # words of shared memory that the kernels keep for them, less one for the sequence number
 NO_HALT = 0xFFFFFFFF
 BLOCK = np.dtype([("halt", "<u4"), ("pad", "<u4", 15), ("fault", FAULT), ("variables", "<i4", MAX_VARIABLES + 1)])
-_KINDS = {1: "spin-timeout", 2: "token-range", 3: "weight-timeout"}
+_KINDS = {1: "spin-timeout", 2: "token-range", 3: "weight-timeout", 4: "mail-timeout"}
 
 
 class Control:
@@ -56,6 +56,6 @@ class Control:
         kind = _KINDS.get(int(f["kind"]), "unknown")
         return left, Fault(
             kind, int(f["task"]), ops.BY_CODE[int(f["op"])].name, int(f["queue"]), int(f["position"]), int(f["step"]),
-            int(f["counter"]) if kind == "spin-timeout" else -1, int(f["row"]) if kind == "token-range" else -1, int(f["has"]),
-            int(f["needs"]),
+            int(f["counter"]) if kind in ("spin-timeout", "mail-timeout") else -1, int(f["row"]) if kind == "token-range" else -1,
+            int(f["has"]), int(f["needs"]),
         )  # fmt: skip

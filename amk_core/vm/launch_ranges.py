@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from amk_core.schedule import ops
 from amk_core.schedule.ir import Schedule
 
@@ -19,9 +21,10 @@ class LaunchRanges:
         self._steps, self._sequences, self._chunk = s.steps, sequences, chunk
         self._declared = [(v.min, v.max) for v in s.variables for _ in range(v.count)]
         c, self._geometries = s.columns, set[tuple[int, int, int]]()
-        for name in ("qkv", "attn"):
+        for name in ("qkv", "attn", "rank_qkv", "rank_attn"):
             _, p = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME[name])
-            self._geometries |= set(zip(p["pos_var"].tolist(), p["ctx"].tolist(), p["partial"].tolist(), strict=True))
+            partial = p.get("partial", np.ones_like(p["ctx"]))  # ranks leave the rows of a sequence that has its tokens alone
+            self._geometries |= set(zip(p["pos_var"].tolist(), p["ctx"].tolist(), partial.tolist(), strict=True))
 
     def check(self, steps: int, variables: Sequence[int]) -> None:
         """Raises ValueError: a number outside its range, or tokens that do not fit; the message says which."""

@@ -248,6 +248,10 @@ def test_a_captured_launch_runs_again_with_other_variables(make: Callable[..., C
         ({"kind": 1, "op": 5, "counter": -1, "has": 2, "needs": 2}, r"not all have come and nothing moves"),
         ({"kind": 1, "op": 5, "counter": -1, "has": 3, "needs": 2}, r"wants a value of step 1, which step 2 has overwritten"),
         ({"kind": 2, "op": 1, "row": 1, "has": 600, "needs": 515}, r"T0 embed .*: row 1 has token id 600, the vocabulary has 515"),
+        (
+            {"kind": 4, "task": 9, "op": 7, "queue": 5, "counter": 12, "has": -2, "needs": 96},
+            r"waits at barrier 12 of its CTA for 96 bytes .*0xfffffffffffffffe\) and nothing moves",
+        ),
         ({"kind": 3, "task": 9, "op": 7, "queue": 5, "step": 2}, r"T9 gate_up \(Q5#0, step 2\): the weights .* did not arrive"),
     ],
 )
