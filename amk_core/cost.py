@@ -10,6 +10,13 @@ One step of batch 1 in ``fast`` mode at a short context, in microseconds:
 * ``ring``: the time in which the weight ring of an SM fills.  While the hand-offs of attention last, nothing is consumed and the
   ring fills, so that much of each layer's stream costs nothing.
 
+Ranks (:func:`predict_ranks`) have hand-offs of their own, and what a CTA multiplies is not hidden behind them:
+
+    step = layers * (hand_offs + bytes_of_a_CTA / rate) + head_bytes_of_a_CTA / head_rate + token
+
+with the hand-offs, rates and token's way of the experiment (26-cluster-step), which is not the VM: an estimate until the VM has
+been measured.
+
 The fit is from an H200.  For another card bandwidth, ring and number of SMs are its own, the hand-off is the H200's: a prediction.
 """
 
@@ -21,6 +28,8 @@ from dataclasses import dataclass
 from amk_core.graph import ModelGraph
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.lower import Geometry, lower
+from amk_core.schedule.lower_ranks import Ranks
+from amk_core.schedule.ops import MAX_PARTS
 from amk_core.targets import Target
 from amk_core.vm.plan import UNIT_BYTES, Dims, plan_build
 
@@ -30,6 +39,12 @@ STREAM_SHARE = 0.954  # of the datasheet's bandwidth that bulk copies reach: 4.5
 L2_BYTES_PER_US = 41_700.0  # that one SM reads from L2 with all of them reading: 5.5 TB/s over 132 SMs
 LAYER_HOPS, OTHER_HOPS = 5, 3
 TAG_BYTES = 8  # of an element {value, tag}; a pair of bf16 is one element
+# Of ranks, from reports/data/device/development/26-cluster-step.txt.  Clusters of 8: two ways through L2 and then the cluster,
+# queries, pieces and activations inside it; what is left of 6.5 us a layer for the 81 360 bytes of a CTA, and 11.5 us for its
+# 471 859 of the head.  Clusters of 16: what its 222.1 us leave, more than its hand-offs alone.
+RANK_HAND_OFFS_US = {8: 2 * 1.201 + 2 * 0.390 + 0.476, 16: 4.1}
+RANK_BYTES_PER_US, RANK_HEAD_BYTES_PER_US, RANK_TOKEN_US = 29_000.0, 41_000.0, 3.3
+RANK_MAX_HIDDEN = 2048  # values of a row that a slot of the ring holds
 MAX_POSITION = 128  # beyond it attention takes several hand-offs, which the model does not know
 
 
@@ -107,6 +122,40 @@ def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US) -> 
         g.n_layers * max(0.0, layer / per_us - ring_us) + max(0.0, head / per_us - ring_us),
         (g.n_layers * layer + head) / per_us,
     )
+
+
+def predict_ranks(g: ModelGraph, ranks: Ranks) -> float:
+    """Microseconds of a decode step at position 128 on an H200 by ranks of KV heads: an estimate, see the top of this module.
+
+    Raises:
+        ValueError: clusters of a size that was not measured.
+    """
+    if ranks.cluster not in RANK_HAND_OFFS_US:
+        raise ValueError(f"clusters of {ranks.cluster}, measured are {', '.join(map(str, RANK_HAND_OFFS_US))}")
+    d, h, units = g.head_dim, g.hidden_size, -(-g.intermediate_size // ranks.count)
+    group = g.n_heads // g.n_kv_heads
+    heads = -(-g.n_kv_heads // ranks.count)  # of the busiest rank
+    layer = 2 * h * (heads * ((group + 2) * d + group * d) + 3 * units) / ranks.cluster
+    head = 2 * g.vocab_size * h / ranks.queues
+    per_layer = RANK_HAND_OFFS_US[ranks.cluster] + layer / RANK_BYTES_PER_US
+    return g.n_layers * per_layer + head / RANK_HEAD_BYTES_PER_US + RANK_TOKEN_US
+
+
+def best_ranks(g: ModelGraph, target: Target) -> Ranks | None:
+    """The ranks that should decode one sequence in ``fast``; None: the program without ranks should be as quick.
+
+    Ranks are for models whose hand-offs last longer than the stream of their weights: what they save are hand-offs.
+    """
+    if not target.clusters or not target.dram_gb_s or g.hidden_size > RANK_MAX_HIDDEN or g.n_kv_heads > MAX_PARTS:
+        return None
+    plain = predict(g, target)
+    if plain.hand_off_us <= plain.floor_us:
+        return None
+    sizes = [(size, count) for size, count in target.clusters if size in RANK_HAND_OFFS_US]
+    fitting = [(min(count, MAX_PARTS, target.queues // size), size) for size, count in sizes]
+    found = [Ranks(count, size) for count, size in fitting if count > 0]
+    best = min(found, key=lambda r: predict_ranks(g, r), default=None)
+    return best if best is not None and predict_ranks(g, best) < plain.us else None
 
 
 def fit(measured: Mapping[str, Sequence[float]], graphs: Mapping[str, ModelGraph], target: Target) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,6 +22,7 @@ from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Kind, Schedule
 from amk_core.schedule.lower import MAX_STOP_IDS, Geometry, Mode, Purpose, lower
+from amk_core.schedule.lower_ranks import BY_DEFAULT, Ranks, lower_ranks
 from amk_core.schedule.ops import CONTROL_WORDS
 from amk_core.schedule.pack import TAPE_DTYPES, Tape, TapeLayout, aligned_zeros, logical_weight
 from amk_core.schedule.validate import Verdict, validate
@@ -103,9 +104,12 @@ class Model:
     spin_timeout_s: float = 60.0  # a wait longer than this is a fault, not a hang
     backend: Backend = "cpu"
     quantised: QuantWeights | None = None  # the weights that are multiplied with, where they are not the checkpoint's own
+    ranks: Ranks | None = None  # that share a decode step
+    ranks_are_chosen: bool = False  # by the cost model, so that fewer or none will do where the card does not place them
     stats: Stats = field(default_factory=Stats)
     _programs: dict[Purpose, Program] = field(default_factory=dict)
     _tape: Tape | None = None
+    _rank_tape: Tape | None = None
     _kv: npt.NDArray[np.uint8] | None = None
     _card: Any = None  # amk_core.vm.card.Card, what the programs share on a device
     _constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -125,8 +129,9 @@ class Model:
     def tape(self) -> Tape:
         """The weight tape in this machine's memory (built by the first program of the CPU backend)."""
         self.program("decode")
-        assert self._tape is not None
-        return self._tape
+        tape = self._tape or self._rank_tape
+        assert tape is not None
+        return tape
 
     @property
     def tokenizer(self) -> Any:
@@ -152,18 +157,42 @@ class Model:
             return self._programs[purpose]
         if purpose != "decode":
             self.program("decode")  # it streams every weight and needs the most KV: the others share its tape and its pool
-        geo = self.geometry(purpose)
-        quant = None if self.quantised is None else self.quantised.config
-        schedule = lower(self.graph, self.config, self.target, geo, self.mode, quant)
-        verdict = validate(schedule)
-        if not verdict.accepted or verdict.certificate is None:
-            raise ScheduleRejected(purpose, verdict)
-        if self.backend == "cuda":
-            vm: Any = self._card.vm(self, schedule, verdict.certificate)
-        else:
-            vm = self._cpu_vm(schedule, verdict.certificate)
-        self._programs[purpose] = Program(schedule, verdict, geo, vm)
+        while True:
+            schedule = self._lower(purpose)
+            verdict = validate(schedule)
+            if not verdict.accepted or verdict.certificate is None:
+                raise ScheduleRejected(purpose, verdict)
+            if self.backend != "cuda":
+                vm: Any = self._cpu_vm(schedule, verdict.certificate)
+                break
+            from amk_core.vm.rank_vm import TooFewClusters
+
+            try:
+                vm = self._card.vm(self, schedule, verdict.certificate)
+                break
+            except TooFewClusters as e:
+                if not self.ranks_are_chosen or self.ranks is None:
+                    raise
+                self.ranks = Ranks(e.fit, self.ranks.cluster) if e.fit > 1 else None
+        self._programs[purpose] = Program(schedule, verdict, self.geometry(purpose), vm)
         return self._programs[purpose]
+
+    def _lower(self, purpose: Purpose, ranks: bool = True) -> Schedule:
+        geo = self.geometry(purpose)
+        if ranks and self.ranks is not None and purpose == "decode":
+            queues = max(self.target.queues, self.ranks.queues) if self.backend == "cpu" else self.target.queues
+            return lower_ranks(self.graph, self.ranks, replace(self.target, queues=queues), geo, self.mode, self.config)
+        quant = None if self.quantised is None else self.quantised.config
+        return lower(self.graph, self.config, self.target, geo, self.mode, quant)
+
+    def tiled(self, schedule: Schedule) -> Schedule:
+        """The schedule whose tiles lie on the tape of ``schedule``: a decode step that is cut alike, which streams every weight."""
+        decode = self._programs.get("decode")
+        return schedule if decode is None else self.plain(decode.schedule)
+
+    def plain(self, schedule: Schedule) -> Schedule:
+        """A decode step without ranks: ``schedule`` itself if it has none."""
+        return schedule if self.ranks is None else self._lower("decode", ranks=False)
 
     def traced(self) -> Any:
         """The decode program once more, built with the tracer, on the same weights and KV rows; a CudaVM.
@@ -177,16 +206,19 @@ class Model:
         return self._card.vm(self, program.schedule, program.verdict.certificate, trace=True)
 
     def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
-        if self._tape is None:
-            self._tape = Tape.build(TapeLayout.of(schedule), self.weight)
+        ranked = schedule.meta.get("ranks") is not None
+        tape = self._rank_tape if ranked else self._tape
+        if tape is None:
+            tape = Tape.build(TapeLayout.of(self.tiled(schedule)), self.weight)
+            self._rank_tape, self._tape = (tape, self._tape) if ranked else (self._rank_tape, tape)
+        if self._kv is None:
             self._kv = aligned_zeros(schedule.pool_bytes("kv"))
-        assert self._kv is not None
         return CpuVM(
             tables.pack(schedule),
             certificate,
-            task_weight=self._tape.layout.locate(schedule),
-            tape=self._tape.data,
-            tape_dtype=self._tape.layout.dtype,
+            task_weight=tape.layout.locate(schedule),
+            tape=tape.data,
+            tape_dtype=tape.layout.dtype,
             bound={b.name: self.constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
             pools={"kv": self._kv},
         )
@@ -510,6 +542,7 @@ def load(
     config: ScheduleConfig | None = None,
     backend: Backend = "cpu",
     weights: str | QuantConfig | QuantWeights | None = None,
+    ranks: Ranks | Literal["auto", "off"] = BY_DEFAULT,
 ) -> Model:
     """Open a checkpoint, lower it, prove the schedule safe and load it.
 
@@ -525,6 +558,8 @@ def load(
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
             rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
             them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise.
+        ranks: clusters of queues that share a decode step, for one sequence with weights as the mode stores them: other bits, and
+            on a card less waiting. ``auto``: on a card in ``fast``, where the cost model expects them to be quicker.
 
     Raises:
         ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.
@@ -547,8 +582,18 @@ def load(
         chunk = card.chunk(mode, batch, chunk, imported.graph, None if quantised is None else quantised.config)
     if context is None:
         context = min(DEFAULT_CONTEXT, imported.graph.context)
+    chosen = ranks == "auto" and backend == "cuda" and mode == "fast" and batch == 1 and quantised is None
+    if isinstance(ranks, Ranks) and (batch != 1 or quantised is not None):
+        asked = f"a batch of {batch}" if batch != 1 else f"weights {quantised.config}" if quantised is not None else ""
+        raise RequestError(f"ranks decode one sequence with weights as the mode stores them, asked is {asked}; leave ranks out")
+    shared = ranks if isinstance(ranks, Ranks) else None
+    if chosen:
+        from amk_core.cost import best_ranks
+
+        shared = best_ranks(imported.graph, target)
     loaded = Model(
-        imported, mode, target, batch, chunk, context, config or ScheduleConfig(), backend=backend, quantised=quantised, _card=card
-    )
+        imported, mode, target, batch, chunk, context, config or ScheduleConfig(), backend=backend, quantised=quantised,
+        ranks=shared, ranks_are_chosen=chosen, _card=card,
+    )  # fmt: skip
     loaded.program("decode")
     return loaded

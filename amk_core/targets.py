@@ -22,6 +22,8 @@ class Target:
         queues: in-order queues: one per SM on a GPU, one thread each on the CPU.
         smem_bytes: shared memory a block may opt in to, bytes; 0 on the CPU.
         dram_gb_s: datasheet memory bandwidth, 1e9 bytes a second; 0 where unknown.
+        clusters: (CTAs of a cluster, how many such clusters are on the card at once with a CTA an SM); empty where there are none
+            or nobody has asked a card.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Target:
     queues: int
     smem_bytes: int = 0
     dram_gb_s: int = 0
+    clusters: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.queues <= MAX_QUEUES:
@@ -69,12 +72,16 @@ class Target:
         return PROFILES
 
 
+# Asked of an H200 (reports/data/device/development/26-cluster-step.txt).  How many fit depends on which SMs a chip has lost, so the
+# H100's are an estimate, and another H200 may place more or fewer: RankVM asks the card itself.
+H200_CLUSTERS = ((8, 15), (16, 7))
+
 PROFILES: tuple[Target, ...] = (
     Target("l4", "sm_89", 58, 101_376, 300),
     Target("l40s", "sm_89", 142, 101_376, 864),
     Target("a10g", "sm_86", 80, 101_376, 600),
     Target("a100", "sm_80", 108, 166_912, 2039),
-    Target("h100", "sm_90", 132, 232_448, 3352),
-    Target("h200", "sm_90", 132, 232_448, 4800),
+    Target("h100", "sm_90", 132, 232_448, 3352, H200_CLUSTERS),
+    Target("h200", "sm_90", 132, 232_448, 4800, H200_CLUSTERS),
     Target("rtx5090", "sm_120", 170, 101_376, 1792),
 )

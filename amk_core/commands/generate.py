@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mode", choices=("exact", "fast"), default="exact", help="numeric plan (default: exact)")
     group.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="the virtual machine (default: cpu)")
     group.add_argument("--weights", metavar="FORMAT", help=options.WEIGHTS_HELP)
+    options.add_ranks(group)
     group.add_argument("--queues", type=options.natural, help="queues, one thread each (default: one a core)")
     group.add_argument("--context", type=options.natural, help="positions of the KV cache (default: the model's, at most 2048)")
     group.add_argument(
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = amk_core.load(
         args.model, mode=args.mode, queues=args.queues, context=args.context, config=ScheduleConfig.parse(args.config),
-        backend=args.backend, weights=args.weights,
+        backend=args.backend, weights=args.weights, **options.load_settings(args),
     )  # fmt: skip
     ids = encode(model.tokenizer, prompt, args.chat)
     if len(ids) + args.max_new_tokens > model.context:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from amk_core.graph import ModelGraph
@@ -38,6 +38,24 @@ def ranks(text: str) -> Ranks:
         raise argparse.ArgumentTypeError(f"{text!r} is not COUNTxCLUSTER, two numbers from 1 to 16: {e}") from None
 
 
+def ranks_of_a_load(text: str) -> Ranks | Literal["auto", "off"]:
+    """What ``amk_core.load(ranks=...)`` takes."""
+    return cast(Literal["auto", "off"], text) if text in ("auto", "off") else ranks(text)
+
+
+def add_ranks(parser: argparse._ActionsContainer) -> None:
+    """The option of commands that load a model; see :func:`load_settings`."""
+    parser.add_argument(
+        "--ranks", type=ranks_of_a_load, metavar="off|auto|COUNTxCLUSTER",
+        help="clusters of queues that share a decode step: other bits, and on a card less waiting (default: off)",
+    )  # fmt: skip
+
+
+def load_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options say to ``amk_core.load``, where they say something."""
+    return {} if args.ranks is None else {"ranks": args.ranks}
+
+
 def add_lowering(parser: argparse.ArgumentParser) -> None:
     """The options that choose a schedule."""
     group = parser.add_argument_group("the schedule")
@@ -54,7 +72,7 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
     )
     group.add_argument(
-        "--ranks", type=ranks, metavar="COUNTxCLUSTER", help="share the model between clusters of queues (decode, batch 1; CPU VM)"
+        "--ranks", type=ranks, metavar="COUNTxCLUSTER", help="share the model between clusters of queues (decode, batch 1)"
     )
 
 

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=options.natural, default=8, metavar="N", help="decode steps, up to 128 (default: 8)")
     parser.add_argument("--mode", choices=("exact", "fast"), default="fast", help="numeric plan (default: fast)")
     parser.add_argument("--queues", type=options.natural, help="queues (default: one an SM)")
+    options.add_ranks(parser)
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write the trace for https://ui.perfetto.dev")
     parser.add_argument(
         "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     context = args.position + args.tokens + 1
     model = amk_core.load(
         args.model, mode=args.mode, queues=args.queues, context=max(context, 128), backend="cuda",
-        config=ScheduleConfig.parse(args.config),
+        config=ScheduleConfig.parse(args.config), **options.load_settings(args),
     )  # fmt: skip
     timeline = record(model, args.position, args.tokens)
     facts = model.target

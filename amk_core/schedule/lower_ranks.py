@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from amk_core.graph import ModelGraph
 from amk_core.schedule.build import ALIGN, Wait
@@ -27,6 +28,9 @@ from amk_core.targets import Target
 
 MAX_CLUSTER = 16
 POOL = "cluster"
+# What ``amk_core.load`` does where nobody says: "off", or "auto" (amk_core.cost.best_ranks).  Off until a card has confirmed the
+# device VM for ranks; and with them a decode step on a card has other bits than a scored text and than a batch.
+BY_DEFAULT: Literal["auto", "off"] = "off"
 PIECES = 8  # of attention: piece j has the positions j, j + 8, ..; part of the numeric plan
 
 

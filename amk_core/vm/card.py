@@ -19,6 +19,8 @@ from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import Device, Memory, call, pointers
 from amk_core.vm.plan import MAX_FAST_ROWS, MAX_QUANT_ROWS, Dims, ProgramError, plan_build
+from amk_core.vm.rank_program import is_ranked
+from amk_core.vm.rank_vm import RankVM, TooFewClusters
 
 if TYPE_CHECKING:
     from amk_core.graph import ModelGraph
@@ -35,15 +37,15 @@ class Card:
 
     def __init__(self) -> None:
         self.device = Device()
-        self._layout: TapeLayout | DeviceTapeLayout | None = None
-        self._tape: Memory | None = None
+        self._tapes: dict[bool, tuple[TapeLayout | DeviceTapeLayout, Memory]] = {}  # of programs for ranks, and of the others
         self._kv: Memory | None = None
         self._tables: dict[str, Memory] = {}
 
     def target(self, queues: int | None = None) -> Target:
         """The card as a target for lowering: one queue an SM unless ``queues`` says fewer."""
         f = self.device.facts
-        whole = Target(f.name, f.arch, f.sms, f.smem_bytes)
+        like = next((t for t in Target.profiles() if (t.arch, t.queues) == (f.arch, f.sms)), None)  # of what no card is asked here
+        whole = Target(f.name, f.arch, f.sms, f.smem_bytes, like.dram_gb_s if like else 0, like.clusters if like else ())
         return replace(whole, queues=queues) if queues else whole
 
     def chunk(self, mode: str, batch: int, chunk: int, g: ModelGraph, quant: QuantConfig | None) -> int:
@@ -61,14 +63,18 @@ class Card:
         return 1
 
     def vm(self, model: Model, schedule: Schedule, certificate: object, trace: bool = False) -> CudaVM:
-        """A program of ``model``; the first one, which is the decode program, packs and uploads the weights.
+        """A program of ``model``; the first one, which is the decode program, packs and uploads the weights, and so does the first
+        without ranks where that one has some.
 
         Raises:
             TapeError: the schedule is tiled otherwise than the first one.
             CudaOutOfMemory: the card is too small; the message says how much is needed.
+            TooFewClusters: the card does not place so many ranks at once.
         """
-        if self._layout is None or self._tape is None:
-            self._layout, self._tape = self._pack(model, schedule)
+        ranked = is_ranked(schedule)
+        if ranked not in self._tapes:
+            self._tapes[ranked] = self._pack(model, model.tiled(schedule))
+        layout, tape = self._tapes[ranked]
         if self._kv is None:
             self._kv = self.device.memory(schedule.pool_bytes("kv"))
             self._kv.fill(0)
@@ -79,10 +85,15 @@ class Card:
                 if key not in self._tables:
                     self._tables[key] = self.device.upload(model.constant(b.name, b.dtype, b.rows))
                 bound[b.name] = self._tables[key]
-        return CudaVM(
-            tables.pack(schedule), certificate, task_weight=self._layout.locate(schedule), tape=self._tape, bound=bound,
-            pools={"kv": self._kv}, device=self.device, trace=trace,
-        )  # fmt: skip
+        kind = RankVM if ranked else CudaVM
+        try:
+            return kind(
+                tables.pack(schedule), certificate, task_weight=layout.locate(schedule), tape=tape, bound=bound,
+                pools={"kv": self._kv}, device=self.device, trace=trace,
+            )  # fmt: skip
+        except TooFewClusters:
+            del self._tapes[ranked]  # whoever comes with fewer ranks cuts the weights otherwise
+            raise
 
     def _pack(self, model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:
         """The weight tape on the card.  The one of fast mode is put in order there, one weight at a time."""
@@ -90,7 +101,7 @@ class Card:
             layout = TapeLayout.of(schedule)
             return layout, self.device.upload(Tape.build(layout, model.weight).data)
         fragments = DeviceTapeLayout.of(schedule)
-        build = plan_build(Dims.of(schedule), self.device.facts.arch, self.device.facts.smem_bytes)
+        build = plan_build(Dims.of(model.plain(schedule)), self.device.facts.arch, self.device.facts.smem_bytes)
         packer = Packer(self.device, nvrtc.build(build.defines, self.device.facts.arch).data)
         return fragments, packer.tape(fragments, model.weight)
 

@@ -16,14 +16,23 @@ from amk_core.vm.program import Program
 from amk_core.vm.rank_mail import cluster_pool
 from amk_core.vm.rank_program import build_rank_program, is_ranked, plan_ranks, rank_dims
 
+
+class TooFewClusters(CudaError):
+    """The card does not place as many clusters at once as a program has ranks; ``fit``: how many it places."""
+
+    def __init__(self, message: str, fit: int) -> None:
+        super().__init__(message)
+        self.fit = fit
+
+
 PORTABLE_CLUSTER = 8  # CTAs that a cluster may have everywhere
 
 
 class RankVM(CudaVM):
     """A program for ranks on one card; arguments as of :class:`~amk_core.vm.cuda.CudaVM`, in fast mode.
 
-    Nothing makes one by itself: whoever wants a schedule of ``lower_ranks`` on a card asks for it by this name.  Mailboxes lie in
-    shared memory, so :meth:`buffer` has none of them, and tagged parts have the places of ``vm/rank_maps.h``.
+    ``amk_core.load(ranks=...)`` makes one; ``CudaVM`` refuses a schedule of ``lower_ranks``.  Mailboxes lie in shared memory, so
+    :meth:`buffer` has none of them, and tagged parts have the places of ``vm/rank_maps.h``.
     """
 
     _entry = nvrtc.RANK_ENTRY
@@ -49,9 +58,10 @@ class RankVM(CudaVM):
             self._device.allow_large_clusters(self._run)
         fit, need = int(call("cuOccupancyMaxActiveClusters", self._run, self._config(0, False))), self._s.n_queues // self._cluster
         if fit < need:
-            raise CudaError(
+            raise TooFewClusters(
                 f"{need} clusters of {self._cluster} CTAs have to be on the card at once; {self._device.facts.name} places {fit}; "
-                f"lower for at most {fit} ranks"
+                f"lower for at most {fit} ranks",
+                fit,
             )
 
     def _records(self, task_weight: npt.NDArray[np.int64]) -> Program:

@@ -232,7 +232,7 @@ class FakeCard:
         return int(a.value.clusterDim.x)
 
     def _cuOccupancyMaxActiveClusters(self, function: str, config: Any) -> int:
-        return self.facts["MULTIPROCESSOR_COUNT"] // self._cluster(config)
+        return self.facts.get("CLUSTERS", self.facts["MULTIPROCESSOR_COUNT"] // self._cluster(config))
 
     def _cuLaunchKernelEx(self, config: Any, function: str, parameters: int, extra: int) -> None:
         assert config.gridDimX % self._cluster(config) == 0

@@ -1,4 +1,4 @@
-"""Quantised weights loaded for a card, up to the launch: the bytes on the card, programs that share them, chunks that fit."""
+"""What is loaded for a card, up to the launch: bytes of quantised weights, programs that share them, chunks that fit, ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from checkpoints import make_llama
 from fake_card import FakeCard
 
 import amk_core
+from amk_core import cost
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.quant.config import QuantConfig
+from amk_core.runtime import RequestError
+from amk_core.schedule.lower_ranks import BY_DEFAULT, Ranks
 from amk_core.schedule.pack import Tape, TapeLayout
 from amk_core.vm import driver
 from amk_core.vm.card import Card
+from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
+from amk_core.vm.rank_vm import RankVM, TooFewClusters
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
 
@@ -76,3 +81,64 @@ def test_a_chunk_of_a_prompt_is_what_fits() -> None:
     assert chunks[3] == 1
     assert Card().chunk("fast", 1, 16, GRAPH_SHAPES["llama-3.1-8b"], None) == 16
     assert Card().chunk("exact", 1, 16, GRAPH_SHAPES["llama-3.1-8b"], QuantConfig.parse("int8")) == 16
+
+
+# -- ranks
+WIDE = {"vocab_size": 192, "hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "head_dim": 32}  # fmt: skip
+
+
+def test_a_decode_step_of_ranks_and_a_prompt_without_them_share_keys_and_values(card: FakeCard) -> None:
+    loaded: Any = amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks=Ranks(3, 2))
+    decode = loaded.program("decode")
+    assert type(decode.vm) is RankVM
+    assert decode.schedule.meta["ranks"] == 3
+    assert card.log["cuLaunchKernel"] > 0
+    for purpose in ("prefill", "logits"):
+        program = loaded.program(purpose)
+        assert type(program.vm) is CudaVM
+        assert program.vm.pool("kv") is decode.vm.pool("kv")
+        kept = {b.name: (b.offset, b.rows, b.cols) for b in decode.schedule.buffers if b.pool == "kv"}
+        assert kept == {b.name: (b.offset, b.rows, b.cols) for b in program.schedule.buffers if b.pool == "kv"}
+    assert loaded.program("logits").vm.tape is loaded.program("prefill").vm.tape is not decode.vm.tape
+    traced = loaded.traced()
+    assert type(traced) is RankVM
+    assert traced.tape is decode.vm.tape
+
+
+def test_ranks_that_the_cost_model_chose_give_way_to_what_the_card_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "best_ranks", lambda g, target: Ranks(3, 2))
+    monkeypatch.setattr(driver, "_driver", lambda: FakeCard(CLUSTERS=2))
+    loaded: Any = amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks="auto")
+    assert loaded.ranks == Ranks(2, 2)
+    assert type(loaded.program("decode").vm) is RankVM
+    assert "R1.h" in {b.name for b in loaded.schedules["decode"].buffers}
+    assert "R2.h" not in {b.name for b in loaded.schedules["decode"].buffers}
+    monkeypatch.setattr(driver, "_driver", lambda: FakeCard(CLUSTERS=1))
+    loaded = amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks="auto")
+    assert loaded.ranks is None
+    assert type(loaded.program("decode").vm) is CudaVM
+    with pytest.raises(TooFewClusters, match="places 1; lower for at most 1 ranks"):
+        amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks=Ranks(3, 2))
+
+
+def test_ranks_are_off_where_nobody_asks_and_refused_where_they_serve_nothing() -> None:
+    assert BY_DEFAULT == "off"  # until a card has confirmed the device VM for ranks
+    assert amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda").ranks is None
+    for settings in ({"batch": 2}, {"mode": "exact"}):
+        chosen = {"mode": "fast", "context": 64, "backend": "cuda", "ranks": "auto", **settings}
+        loaded: Any = amk_core.load(make_llama(**WIDE), **chosen)
+        assert loaded.ranks is None
+    with pytest.raises(RequestError, match=r"ranks decode one sequence .* asked is a batch of 2; leave ranks out"):
+        amk_core.load(make_llama(**WIDE), "fast", batch=2, context=64, ranks=Ranks(3, 2))
+    with pytest.raises(RequestError, match=r"asked is weights int8.*; leave ranks out"):
+        amk_core.load(make_llama(**WIDE), "fast", context=64, weights="int8", ranks=Ranks(3, 2))
+
+
+def test_the_cpu_vm_decodes_with_ranks_on_the_keys_of_a_prompt_without() -> None:
+    model, prompt = make_llama(**WIDE), list(range(5, 25))
+    plain = amk_core.load(model, context=64, queues=2)
+    shared = amk_core.load(model, context=64, queues=2, ranks=Ranks(3, 2))
+    assert shared.schedules["decode"].meta["ranks"] == 3
+    assert shared.generate(prompt, 12, stop_ids=[])[0].tokens == plain.generate(prompt, 12, stop_ids=[])[0].tokens
+    np.testing.assert_array_equal(shared.logits(prompt), plain.logits(prompt))
