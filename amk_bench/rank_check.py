@@ -1,35 +1,52 @@
-"""Programs for ranks on a card: small ones against the float64 reference and the CPU VM, then the time of SmolLM2's shape.
+"""Programs for ranks on a card: whether clusters run, small programs against float64 and the CPU VM, real weights, times, a trace.
 
-    python -m amk_bench.rank_check [small] [time] [trace] [--not-cooperative]     (default: small time)
+    python -m amk_bench.rank_check [small] [weights] [time] [trace] [--not-cooperative]     (default: small weights time)
 
-From the smallest step to the whole: ranks of one CTA hand on parts alone, one rank of several CTAs has mailboxes alone.  Prints a
-line a program as it goes; the last line says how many failed.
+From the smallest step to the whole: how many clusters the card places; ranks of one CTA, which hand on parts alone; one rank of
+several CTAs, which has mailboxes alone; both; then the shape and the weights of SmolLM2.  Everything that touches the card runs in
+a process of its own with a time limit, programs are compiled before, without the card, and no part begins after ``BUDGET_S``.
+
+What fails is run once more by a build that leaves its mailboxes: the report names the first phase whose values differ, with the
+values seen and expected, or who waits for what, and where every queue stood.  A launch that loses the context is repeated under
+compute-sanitizer.  The last line says how many parts failed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from amk_bench import rank_dump
 from amk_bench.device_cases import GRAPHS, Array, Case, bits, device_tape, relative, run_cpu, run_reference
 from amk_bench.device_timing import timed_vm
+from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import tables
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import Geometry
 from amk_core.schedule.lower_ranks import Ranks, lower_ranks
+from amk_core.schedule.ops import MAX_PARTS
 from amk_core.targets import Target
 
 LAUNCHES = 20  # of each program, which must give equal bits
-MODEL, POSITIONS, STEPS = "smollm2-135m", (16, 128, 1024), 32
-SHAPES = ("without", "15x8", "14x8", "7x16")  # of what is timed
-PATIENCE_S = 150
+MODEL, POSITIONS, STEPS, CONTEXT = "smollm2-135m", (16, 128, 1024, 2000), 32, 2048
+FIRST = 3  # cases that have a process each; the others share one until one fails
+BUDGET_S, BOUND_S = 285, 1.0  # seconds of a whole run; the longest wait inside a launch
+PATIENCE_S = {"fit": 60, "small": 90, "weights": 150, "time": 75, "trace": 75, "explain": 60}
 LOOSE = "--not-cooperative"
+MEMCHECK = ["compute-sanitizer", "--tool", "memcheck", "--launch-timeout", "30"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,11 @@ class RankCase(Case):
         """The same without ranks, whose reference is the same in float64."""
         return Case(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Case)})
 
+    @property
+    def numbers(self) -> tuple[str, int, tuple[int, ...], int]:
+        """What decides bits: not how many CTAs a rank has."""
+        return self.model, self.ranks.count, self.p0, self.steps
+
 
 def case(model: str, count: int, cluster: int, first: int = 3, steps: int = 8) -> RankCase:
     return RankCase(
@@ -60,21 +82,35 @@ def case(model: str, count: int, cluster: int, first: int = 3, steps: int = 8) -
     )  # fmt: skip
 
 
-CASES = (
-    case("small", 1, 1), case("small", 2, 1), case("small", 1, 2), case("small", 3, 2), case("small", 2, 8),
-    case("small", 5, 3, 300), case("smol", 3, 8), case("smol", 15, 8), case("smol", 15, 8, 127), case("smol", 15, 8, 700),
-    case("wide", 16, 8, 40, 4),
-)  # fmt: skip
+def cases(most: int = 15) -> tuple[RankCase, ...]:
+    """The cases, from the smallest step on, with at most ``most`` clusters of 8."""
+    return (
+        case("small", 1, 1), case("small", 1, 2), case("small", 2, 1), case("small", 3, 2), case("small", 2, 8),
+        case("small", 2, 4), case("small", 5, 3, 300), case("smol", 3, 8), case("smol", most, 8), case("smol", most, 4),
+        case("smol", most, 8, 127), case("smol", most, 8, 700), case("wide", most, 8, 40, 4),
+    )  # fmt: skip
 
 
-def make_rank_vm(c: RankCase, device: Any, cache: Any = None) -> Any:
+CASES = cases()
+
+
+def named(name: str) -> RankCase:
+    """The case of a name, as ``small 3x2 from 3``."""
+    found = re.fullmatch(r"(\w+) (\d+)x(\d+) from (\d+)", name)
+    if found is None:
+        raise ValueError(f"{name!r} is no case; one is: {CASES[0].name}")
+    count, cluster, first = (int(x) for x in found.groups()[1:])
+    return case(found[1], count, cluster, first, 4 if found[1] == "wide" else 8)
+
+
+def make_rank_vm(c: RankCase, device: Any, cache: Any = None, **options: Any) -> Any:
     """The program of a case on the card, with its inputs, from a schedule that no validator has seen."""
     from amk_core.vm.rank_vm import RankVM
 
     s, m = c.schedule(0, {}, device.facts.arch), c.random_model()
     tape, where = device_tape(c, m, s, s)
     vm = RankVM.__new__(RankVM)
-    vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, cache=cache)
+    vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, cache=cache, **options)
     c.fill(s, vm.buffer)
     return vm
 
@@ -82,33 +118,90 @@ def make_rank_vm(c: RankCase, device: Any, cache: Any = None) -> Any:
 def run_ranks(c: RankCase, vm: Any) -> dict[str, Array]:
     """One launch of a case from its first state."""
     c.fill(vm.schedule, vm.buffer)
-    vm.launch(c.steps, c.variables, poison=True)
+    vm.launch(c.steps, c.variables, poison=True, spin_timeout_s=BOUND_S)
     vm.wait()
     return c.results(vm.schedule, vm.buffer)
 
 
-def check(c: RankCase, device: Any) -> str:
-    """What is wrong with a case on the card; empty: nothing."""
+def check(c: RankCase, device: Any, seen: dict[Any, Any] | None = None) -> str:
+    """What is wrong with a case on the card; empty: nothing.
+
+    Args:
+        seen: bits by :attr:`RankCase.numbers`, of other sizes of clusters; grows.
+    """
     vm = make_rank_vm(c, device)
     got = run_ranks(c, vm)
     cpu = run_cpu(c.on_cpu)
     mine, theirs = (relative(x["logits"], run_reference(c.plain, x)["logits"]) for x in (got, cpu))
     say = f"logits {mine:.1e} from float64, the CPU VM {theirs:.1e}"
-    for _ in range(LAUNCHES):
+    if not mine <= 1.5 * theirs:
+        return f"less accurate than 1.5 times the CPU VM: {say}"
+    mine_bits = {k: bits(v) for k, v in got.items()}
+    for i in range(LAUNCHES):
         again = run_ranks(c, vm)
-        if {k: bits(v) for k, v in again.items()} != {k: bits(v) for k, v in got.items()}:
-            return f"other bits in another launch; {say}"
+        if different := [k for k, v in again.items() if bits(v) != mine_bits[k]]:
+            return f"other bits of {', '.join(different)} in launch {i + 2}; {say}"
+    if seen is not None and seen.setdefault(c.numbers, mine_bits) != mine_bits:
+        return f"other bits than with clusters of another size; {say}"
     print(f"     {c.name}: {say}, {LAUNCHES} launches equal", flush=True)
-    return "" if mine <= 1.5 * theirs else f"less accurate than 1.5 times the CPU VM: {say}"
+    return ""
 
 
-def apart(*args: str) -> str:
-    """Run a part in a process of its own, so that what loses the context loses that part alone; its failure, if any."""
-    try:
-        done = subprocess.run([sys.executable, "-m", "amk_bench.rank_check", *args], timeout=PATIENCE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"not done after {PATIENCE_S} s"
-    return f"exit code {done.returncode}" if done.returncode else ""
+# -- what failed
+def explain(c: RankCase, device: Any) -> None:
+    """Say what a failing case leaves behind: who waits for what, or the first values that differ."""
+    from amk_core.vm import VmFault
+
+    for steps in dict.fromkeys((1, c.steps)):
+        vm = make_rank_vm(c, device, macros={rank_dump.MACRO: 1})
+        s, build = vm.schedule, vm.build.defines
+        n = 4 * rank_dump.HEAD_WORDS + build["AMK_RANK_MAIL_BYTES"] + 8 * build["AMK_RANK_BARRIERS"]
+        left = device.memory(n * s.n_queues)
+        left.fill(0, stream=vm.stream)
+        vm._launch["anchors"] = left.address
+        c.fill(s, vm.buffer)
+        vm.launch(steps, c.variables, poison=True, spin_timeout_s=BOUND_S)
+        raw = np.zeros((s.n_queues, n), np.uint8)
+        try:
+            vm.wait()
+        except VmFault as e:
+            left.download(raw)
+            print(f"     fault in a launch of {steps} steps: {e}\n     {e.fault}", flush=True)
+            heads = raw[:, : 4 * rank_dump.HEAD_WORDS].copy().view(np.uint32)
+            barriers = raw[:, -8 * build["AMK_RANK_BARRIERS"] :].copy().view(np.uint64)
+            for line in rank_dump.waits_of(s, e.fault, heads):
+                print(f"     {line}")
+            first = e.fault.queue // c.ranks.cluster * c.ranks.cluster
+            for q in range(first, first + c.ranks.cluster):
+                print(f"     barriers of queue {q}: {' '.join(f'{x:016x}' for x in barriers[q][:24].tolist())}", flush=True)
+            return
+        left.download(raw)
+        tokens = vm.tokens(steps)[:, 0].tolist()
+        mails = np.ascontiguousarray(raw[:, 4 * rank_dump.HEAD_WORDS : -8 * build["AMK_RANK_BARRIERS"]])
+        found = [line for line in rank_dump.differences(c, s, vm.memory.read, tokens, mails) if line]
+        print(f"     after {steps} steps (tokens {tokens}): {len(found)} groups of values differ, the first of them:", flush=True)
+        for line in found[:12]:
+            print(f"     {line}", flush=True)
+        if found:
+            return
+
+
+# -- the shape of SmolLM2
+def fit(device: Any) -> dict[int, int]:
+    """How many clusters of each size of a real build the card places at once."""
+    from amk_core.vm import nvrtc
+    from amk_core.vm.driver import call, cluster_launch
+    from amk_core.vm.rank_program import plan_ranks, rank_dims
+
+    s = lower_ranks(GRAPH_SHAPES[MODEL], Ranks(15, 8), Target.named("h200"), Geometry(context=CONTEXT), "fast")
+    plan = plan_ranks(s, rank_dims(s), device.facts.arch, device.facts.smem_bytes)
+    cubin = nvrtc.build(plan.defines, device.facts.arch, entry=nvrtc.RANK_ENTRY)
+    module = device.module(cubin.data)
+    function = device.function(module, "amk_run", plan.shared_bytes)
+    device.allow_large_clusters(function)
+    shape = (plan.threads, plan.shared_bytes)
+    configs = {n: cluster_launch(n, n, *shape, cooperative=False) for n in (1, 2, 4, 8, 16)}
+    return {n: int(call("cuOccupancyMaxActiveClusters", function, c)) for n, c in configs.items()}
 
 
 def times(device: Any, ranks: Ranks | None, trace: bool) -> None:
@@ -116,52 +209,202 @@ def times(device: Any, ranks: Ranks | None, trace: bool) -> None:
     from amk_core.vm import tracing
 
     name = f"{ranks.count}x{ranks.cluster}" if ranks else "without ranks"
-    vm = timed_vm(MODEL, 2048, device, None, {}, ranks=ranks)
+    if trace:
+        vm = timed_vm(MODEL, CONTEXT, device, None, {}, ranks=ranks, trace=True)
+        vm.time_launches(STEPS, vm.variables(128, STEPS), 2)
+        axis = tracing.timeline(vm.schedule, *vm.trace_records())
+        print(f"{name}, position 128\n{tracing.table(axis)}\n{tracing.hand_offs(axis)}", flush=True)
+        return
+    vm = timed_vm(MODEL, CONTEXT, device, None, {}, ranks=ranks)
     for position in POSITIONS:
-        us = np.array(vm.time_launches(STEPS, vm.variables(position, STEPS), 9)[2:]) / STEPS * 1e6
+        n = min(STEPS, CONTEXT - position)
+        us = np.array(vm.time_launches(n, vm.variables(position, n), 9)[2:]) / n * 1e6
         spread = f"{np.median(us):7.1f} us a token, {us.min():.1f} to {us.max():.1f}"
         print(f"     {MODEL} {name} position {position:5d}: {spread}", flush=True)
-    if trace and ranks:
-        vm = timed_vm(MODEL, 2048, device, None, {}, ranks=ranks, trace=True)
-        vm.time_launches(STEPS, vm.variables(128, STEPS), 2)
-        print(tracing.table(tracing.timeline(vm.schedule, *vm.trace_records())), flush=True)
 
 
-def one(name: str, device: Any) -> int:
-    """A part in this process: a case by name, or ``time`` or ``trace`` of ranks, as in ``time 15x8``."""
-    found = [c for c in CASES if c.name == name]
-    if found:
-        wrong = check(found[0], device)
-        print(wrong, end="\n" if wrong else "", flush=True)
-        return int(bool(wrong))
-    what, _, shape = name.partition(" ")
-    times(device, None if shape == SHAPES[0] else Ranks.parse(shape), what == "trace")
-    return 0
+# -- processes
+def only(names: Sequence[str], device: Any) -> int:
+    """Parts in this process, a line each; cases by name, or ``time``, ``trace`` or ``explain`` of one, as in ``time 15x8``."""
+    failed, seen = 0, dict[Any, Any]()
+    for name in names:
+        what, _, of = name.partition(" ")
+        if what == "fit":
+            print(f"fit {json.dumps(fit(device))}", flush=True)
+        elif what == "explain":
+            explain(named(of), device)
+        elif what in ("time", "trace"):
+            times(device, None if of == "without" else Ranks.parse(of), what == "trace")
+        else:
+            try:
+                wrong = check(named(name), device, seen)
+            except Exception as e:  # a fault too: the next case may tell more
+                wrong = f"{type(e).__name__}: {e}"
+            print(f"{'FAIL' if wrong else 'ok':4s} {name} {wrong}", flush=True)
+            failed += bool(wrong)
+            if wrong:
+                break
+    return min(failed, 1)
+
+
+def apart(patience: float, *args: str, under: Sequence[str] = ()) -> tuple[str, str]:
+    """Run this module in a process of its own, so that who loses the context loses that part alone: its failure, and its output."""
+    command = [*under, sys.executable, "-m", "amk_bench.rank_check", *args]
+    try:
+        done = subprocess.run(command, timeout=patience, check=False, capture_output=True, text=True)
+    except subprocess.TimeoutExpired as e:
+        text = e.stdout.decode(errors="replace") if isinstance(e.stdout, bytes) else e.stdout or ""
+        return f"not done after {patience:.0f} s", text
+    tail = "\n".join(done.stderr.strip().splitlines()[-4:]) if done.returncode else ""
+    return (f"exit code {done.returncode}" if done.returncode else ""), done.stdout + (f"{tail}\n" if tail else "")
+
+
+def compiled(name: str) -> str:
+    """Put the builds of a part into the cache; no card is touched."""
+    from amk_core.schedule.config import ScheduleConfig
+    from amk_core.schedule.lower import lower
+    from amk_core.vm import nvrtc
+    from amk_core.vm.plan import Dims, plan_build
+    from amk_core.vm.rank_program import plan_ranks, rank_dims
+
+    what, _, of = name.partition(" ")
+    target = Target.named("h200")
+    if what in ("time", "trace") and of == "without":
+        s = lower(GRAPH_SHAPES[MODEL], ScheduleConfig(), target, Geometry(context=CONTEXT), "fast")
+        nvrtc.build(plan_build(Dims.of(s), target.arch, target.smem_bytes).defines, target.arch)
+        return name
+    if what in ("time", "trace"):
+        s = lower_ranks(GRAPH_SHAPES[MODEL], Ranks.parse(of), target, Geometry(context=CONTEXT), "fast")
+    else:
+        s = named(name).schedule(0, {}, target.arch)
+    plan = plan_ranks(s, rank_dims(s), target.arch, target.smem_bytes, trace=what == "trace")
+    nvrtc.build(plan.defines, target.arch, entry=nvrtc.RANK_ENTRY)
+    return name
+
+
+class Run:
+    """One run: its clock, what failed, and whether launches are cooperative."""
+
+    def __init__(self, loose: bool) -> None:
+        self.start, self.failed, self.done, self.explained = time.monotonic(), list[str](), 0, 0
+        self.loose = [LOOSE] if loose else []
+
+    def spent(self) -> float:
+        return time.monotonic() - self.start
+
+    def part(self, patience: float, *args: str) -> tuple[str, str]:
+        """A part apart, in what is left of the time; its failure, and its output, which is printed."""
+        left = min(patience, BUDGET_S + 15 - self.spent())
+        if left < 10:
+            return "left out, the time is over", ""
+        wrong, text = apart(left, "only", *args, *self.loose)
+        print(text, end="", flush=True)
+        return wrong, text
+
+    def note(self, name: str, wrong: str) -> None:
+        self.done += 1
+        self.failed += [name] if wrong else []
+        print(f"{'FAIL' if wrong else 'ok':4s} {name} {wrong} (at {self.spent():.0f} s)", flush=True)
+
+    def fit(self) -> tuple[int, int]:
+        """Clusters of 8 and of 16 that the card places, at most as many as there may be ranks; an H200's where it does not say."""
+        wrong, text = self.part(PATIENCE_S["fit"], "fit")
+        self.note("fit", wrong)
+        found: dict[str, int] = next((json.loads(line[4:]) for line in text.splitlines() if line.startswith("fit ")), {})
+        return min(found.get("8", 15), MAX_PARTS), min(found.get("16", 7), MAX_PARTS)
+
+    def weights(self) -> None:
+        """The gates of programs for ranks with SmolLM2's weights."""
+        suite, left = Path(__file__).resolve().parents[1] / "suites" / "parity" / "test_p4_accuracy.py", BUDGET_S - self.spent()
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "-rA",
+            "--tb=short",
+            str(suite),
+            "--arch=sm_90",
+            "--quick",
+        ]
+        if left < 30:
+            self.note("weights", "left out, the time is over")
+            return
+        try:
+            command += [str(suite), "-k", "ranks", "--arch=sm_90", "--quick"]
+            done = subprocess.run(command, timeout=min(PATIENCE_S["weights"], left), check=False, capture_output=True, text=True)
+            wrong, text = f"exit code {done.returncode}" if done.returncode else "", done.stdout
+        except subprocess.TimeoutExpired as e:
+            wrong, text = "not done in time", e.stdout.decode(errors="replace") if isinstance(e.stdout, bytes) else ""
+        print(text[-6000:], flush=True)
+        self.note("weights", wrong)
+
+    def small(self, names: Sequence[str]) -> None:
+        """Cases; those behind the first ones share a process until one of them fails."""
+        if not self.loose and self.part(PATIENCE_S["small"], names[1])[0]:
+            wrong, _ = apart(PATIENCE_S["small"], "only", names[1], LOOSE)
+            self.loose = [] if wrong else [LOOSE]
+            print(
+                f"     the first cluster failed, {'also' if wrong else 'but not'} when its launch was not cooperative", flush=True
+            )
+        queue = [[name] for name in names[:FIRST]] + [list(names[FIRST:])] * (len(names) > FIRST)
+        while queue:
+            batch = queue.pop(0)
+            wrong, text = self.part(PATIENCE_S["small"], *batch)
+            held = {line[5:].strip() for line in text.splitlines() if line.startswith("ok   ")}
+            for name in batch:
+                if name in held:
+                    self.note(name, "")
+            rest = [name for name in batch if name not in held]
+            if rest:
+                self.note(rest[0], wrong or "it did not end")
+                if self.explained < 2 and not wrong.startswith("left out"):
+                    self.explained += 1
+                    self.tell(rest[0])
+                queue[:0] = [[name] for name in rest[1:]]
+
+    def tell(self, name: str) -> None:
+        """Why a case failed."""
+        print(f"     -- {name} once more, by a build that leaves its mailboxes", flush=True)
+        wrong, _ = self.part(PATIENCE_S["explain"], f"explain {name}")
+        if wrong and shutil.which(MEMCHECK[0]):
+            print(f"     -- {wrong}; under {MEMCHECK[0]}:", flush=True)
+            _, text = apart(PATIENCE_S["explain"], "only", name, *self.loose, under=MEMCHECK)
+            print("\n".join(text.splitlines()[:60]), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
-    loose = [LOOSE] if LOOSE in args else []
-    args = [a for a in args if a != LOOSE] or ["small", "time"]
-    if "only" in args:
+    loose = LOOSE in args
+    args = [a for a in args if a != LOOSE] or ["small", "weights", "time"]
+    if args[0] == "only":
         from amk_core.vm.driver import Device
         from amk_core.vm.rank_vm import RankVM
 
         RankVM.cooperative = not loose
-        return one(args[1], Device())
-    names = [c.name for c in CASES] if "small" in args else []
-    for what in ("time", "trace"):
-        names += [f"{what} {shape}" for shape in SHAPES[what == "trace" :]] if what in args else []
-    if apart("only", CASES[2].name, *loose) and not loose:
-        loose = [LOOSE]
-        print("     the first launch of clusters failed; the others are not cooperative", flush=True)
-    failed = 0
-    for name in names:
-        wrong = apart("only", name, *loose)
-        failed += bool(wrong)
-        print(f"{'FAIL' if wrong else 'ok':4s} {name} {wrong}", flush=True)
-    print(f"{failed} of {len(names)} failed{', no launch was cooperative' if loose else ''}")
-    return 1 if failed else 0
+        return only(args[1:], Device())
+    run = Run(loose)
+    timed = [f"time {shape}" for shape in ("without", "15x8", "7x16")] if "time" in args else []
+    builds = [*(c.name for c in CASES if "small" in args), *timed, *(["trace 15x8"] if "trace" in args else [])]
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        n = len(list(pool.map(compiled, builds)))
+    print(f"     {n} programs are compiled (at {run.spent():.0f} s)", flush=True)
+    eight, sixteen = run.fit()
+    if "small" in args and eight:
+        run.small([c.name for c in cases(min(eight, 15))])
+    if "weights" in args:
+        run.weights()
+    shapes = [f"{k}x{size}" for k, size in ((eight, 8), (sixteen, 16)) if k > 1]
+    names = [f"time {s}" for s in ["without", *shapes]] if "time" in args else []
+    for name in names + [f"trace {s}" for s in shapes[:1] if "trace" in args]:
+        run.note(name, run.part(PATIENCE_S[name.partition(" ")[0]], name)[0])
+    print(
+        f"{len(run.failed)} of {run.done} failed{': ' + ', '.join(run.failed) if run.failed else ''} "
+        f"({run.spent():.0f} s{', no launch was cooperative' if run.loose else ''})"
+    )
+    return 1 if run.failed else 0
 
 
 if __name__ == "__main__":

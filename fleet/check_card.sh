@@ -28,7 +28,7 @@ part() {
     trace) $PYTHON -m amk_core.cli trace smollm2-135m --position 1024 --perfetto "$OUT/trace.json" ;;
     time) $PYTHON -m amk_bench.device_check time --out "$OUT/timing.json" ;;
     price) $PYTHON -m amk_bench.invariance --out "$OUT/invariance.json" ;;
-    ranks) $PYTHON -m amk_bench.rank_check small time trace ;;
+    ranks) $PYTHON -m amk_bench.rank_check small weights time trace ;;
     *) echo "no part named $1" && return 2 ;;
   esac
 }

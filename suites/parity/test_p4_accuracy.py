@@ -3,6 +3,8 @@
 The text is scored once by each: our VM in ``fast``, HuggingFace in bf16, and HuggingFace in float64, with the bf16 weights that
 both store (what is judged is the arithmetic) and with the checkpoint's own float32 weights.  Positions are judged from one position
 of the common list to the next, up to the end of the KV cache.
+
+Ranks decode only, and their sums have an order of their own: there the text is decoded token by token, and those logits are judged.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
 from amk_bench.references import in_float64, rows_of
 from amk_bench.session import Session
+from amk_core.schedule.lower_ranks import Ranks
+from amk_core.vm.plan import ProgramError
 
 pytestmark = pytest.mark.amk_gpu("P4: fast against HF bf16, both against float64")
 EDGES = (0, 16, 128, 512, 1024, 2048, 4096, 8192)
 QUICK_END = 2048
 NEW_TOKENS = 512
+REPEATS = 100
 PROMPT = 600
 
 
@@ -56,6 +61,13 @@ def hf_card(model_path: Path, amk_session: Session) -> Iterator[HfEager]:
 def ours(load: Callable[..., Any], ids: list[int]) -> Any:
     """Our logits of the text, [positions, vocabulary]; the KV cache ends with the text."""
     return load(mode="fast", context=len(ids)).logits(ids)
+
+
+def parts_of(mine: Errors, theirs: Errors) -> dict[str, tuple[Errors, Errors]]:
+    """Both, from one of the common positions to the next."""
+    n = len(mine.kl)
+    edges = [e for e in EDGES if e < n] + [n]
+    return {f"{a} to {b}": (mine.part(a, b), theirs.part(a, b)) for a, b in pairwise(edges)}
 
 
 def judge(
@@ -94,8 +106,7 @@ def test_fast_is_as_near_to_float64_as_hf_bf16(
     del reference, source
     gc.collect()
     torch.cuda.empty_cache()
-    edges = [e for e in EDGES if e < len(ids)] + [len(ids)]
-    parts = {f"{a} to {b}": (mine.part(a, b), theirs.part(a, b)) for a, b in pairwise(edges)}
+    parts = parts_of(mine, theirs)
     held = {"stored": "the bf16 weights that both store", "checkpoint": "the checkpoint's weights"}[weights]
     failed = judge(amk_record, where, f"fast against HF bf16, to float64 with {held}", parts, amk_session.seed)
     assert not failed, "; ".join(map(str, failed))
@@ -142,3 +153,66 @@ def test_a_generation_of_512_tokens(
         detail=f"float64 with the same weights and the same past agrees with {agreed} of {NEW_TOKENS}",
     )  # fmt: skip
     assert equal == NEW_TOKENS
+
+
+def of_ranks(load: Callable[..., Any], context: int) -> Any:
+    """The model with the ranks that the card places; the test is left out where there are none."""
+    from amk_core.vm.rank_vm import RankVM, TooFewClusters
+
+    for count in (15, 14, 12, 8):
+        try:
+            model = load(mode="fast", context=context, ranks=Ranks(count, 8))
+        except TooFewClusters as e:
+            if e.fit < 1:
+                break
+            continue
+        except ProgramError as e:
+            pytest.skip(f"no ranks on this card: {e}")
+        assert type(model.program("decode").vm) is RankVM
+        return model
+    pytest.skip("the card places fewer than 8 clusters of 8 CTAs")
+
+
+def test_decoding_by_ranks_is_as_near_to_float64_as_hf_bf16(
+    load: Callable[..., Any], hf_card: HfEager, ids: list[int], where: str, amk_record: Recorder, amk_progress: Progress,
+    amk_session: Session,
+) -> None:  # fmt: skip
+    """With the bf16 weights that both store; every token is fed alone, on the keys that ranks have left of those before."""
+    import torch
+
+    model = of_ranks(load, len(ids))
+    amk_progress.say(f"{len(ids)} tokens, one by one, by {model.ranks}")
+    vm, rows = model.program("decode").vm, np.empty((len(ids), model.graph.vocab_size), np.float32)
+    for p, token in enumerate(ids):
+        model.resume([token], [p], 1)
+        rows[p] = vm.memory.read("logits")[0]
+    with in_float64(hf_card.model) as wide:
+        reference = rows_of(wide, ids)
+        del wide
+    mine, theirs = errors(rows, reference), errors(rows_of(hf_card.model, ids), reference)
+    del reference
+    gc.collect()
+    torch.cuda.empty_cache()
+    claim = (
+        f"decoding by {model.ranks.count} ranks of {model.ranks.cluster}, fast, against HF bf16, to float64 with the same weights"
+    )
+    failed = judge(amk_record, where, claim, parts_of(mine, theirs), amk_session.seed)
+    assert not failed, "; ".join(map(str, failed))
+
+
+def test_a_generation_by_ranks(load: Callable[..., Any], text_ids: list[int], where: str, amk_record: Recorder) -> None:
+    """A prompt without ranks and tokens with them: the tokens of one launch are those of launches of one step, a hundred times."""
+    model, prompt = of_ranks(load, PROMPT + NEW_TOKENS), text_ids[:PROMPT]
+    made = model.generate(prompt, NEW_TOKENS, stop_ids=[])[0].tokens
+    again, token = [], prompt[-1]
+    for i in range(NEW_TOKENS):
+        token = model.resume([token], [PROMPT - 1 + i], 1)[0][0]
+        again.append(token)
+    equal = sum(model.resume([prompt[-1]], [PROMPT - 1], 32)[0] == made[:32] for _ in range(REPEATS))
+    passed = again == made and equal == REPEATS
+    amk_record.parity(
+        "P6", f"fast on {where} by ranks: {NEW_TOKENS} tokens step by step, and {REPEATS} launches of 32",
+        measured=f"{sum(a == b for a, b in zip(again, made, strict=True))} of {NEW_TOKENS} tokens, {equal} of {REPEATS} launches",
+        required="all equal", passed=passed, value=float(equal), limit=float(REPEATS), where=where,
+    )  # fmt: skip
+    assert passed

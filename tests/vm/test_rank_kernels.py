@@ -6,6 +6,7 @@ What speaks to the card is replaced (rank_host.h): mbarriers and st.async by cou
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,15 +18,16 @@ import pytest
 from host_compiler import compiled
 from rank_cluster import Cards
 
+from amk_bench import rank_dump
 from amk_bench.device_cases import device_tape, relative, run_cpu, run_reference
 from amk_bench.rank_check import RankCase, case
 from amk_core import resources
 from amk_core.schedule import ops
 from amk_core.schedule.ir import WRITE, Kind, Schedule
 from amk_core.schedule.pack import aligned_zeros
-from amk_core.vm import rank_program, reference
+from amk_core.vm import Fault, rank_program, reference
 from amk_core.vm.program import Program, tile_span
-from amk_core.vm.rank_mail import PART_FLOATS
+from amk_core.vm.rank_mail import PART_FLOATS, cluster_pool, plan_mail
 
 HERE = Path(__file__).parent
 BODIES = ("rank_attn.cuh", "rank_gemv.cuh", "rank_parts.cuh")
@@ -159,3 +161,40 @@ def test_a_sequence_that_has_its_tokens_leaves_zeros_and_no_keys(tmp_path: Path)
     assert (array("L1.k")[:11] != 0).any(axis=1).all()
     assert (array("L1.k")[11:] == 0).all()
     assert np.isfinite(array("logits")).all()
+
+
+def test_a_report_names_the_first_phase_whose_values_differ(tmp_path: Path) -> None:
+    c = case("small", 3, 2, 9, 2)
+    s = c.schedule(0, {}, "sm_90")
+    cards = Kernels(c, s, tmp_path)
+    cards.run(c.steps, c.variables, 5)
+    array = lambda name: cards.arrays[cards.index[name]]  # noqa: E731
+    mails, tokens = np.array(cards.mails), array("out")[: c.steps, 0].tolist()
+
+    def found() -> list[str]:
+        return [line for line in rank_dump.differences(c, s, array, tokens, mails) if line]
+
+    assert found() == []
+    offset = s.buffers[cards.index["R2.h"]].offset % s.cluster_bytes(cluster_pool(s))
+    mails[5][offset : offset + 4].view(np.float32)[0] = 1e3
+    assert [line.partition(":")[0] for line in found()] == ["mailbox R2.h of queue 5, columns from 0"]
+    parts = array("L1.down_part").view(np.float32).reshape(-1, 4)
+    parts[7] = np.nan
+    first = found()[0]
+    assert re.match(r"L1 down_part of queue \d \(task \d+, part 1, columns from 0\): tags \[.*expected 2 in all", first)
+    assert "value [6] is nan, expected" in found()[1]
+    array("L1.k")[10, 5] = 0x7F00
+    assert re.match(r"L1 rank_qkv, k of position 10: value \[0, 5\] is 1\.7\d+e\+38, expected ", found()[0])
+
+
+def test_a_report_of_a_wait_names_the_senders_and_where_the_queues_stand() -> None:
+    s = case("small", 3, 2).schedule(0, {}, "sm_90")
+    mail = plan_mail(s, cluster_pool(s))
+    t = int(np.flatnonzero(mail.arrive >= 0)[-1])
+    queue = int(rank_dump.queues_of(s)[t])
+    fault = Fault("mail-timeout", t, "lm_head", queue, 3, 0, int(mail.arrive[t]), -1, 0, int(mail.expects[t]))
+    heads = np.zeros((s.n_queues, rank_dump.HEAD_WORDS), np.uint32)
+    heads[queue, :4] = 0, 1, 0, 2
+    lines = list(rank_dump.waits_of(s, fault, heads))
+    assert re.match(rf"barrier {fault.counter} expects bytes of T\d+ down_sum on queue {queue ^ 1}", lines[0])
+    assert f"<- queue {queue}: task records of step, place (0, 1) " in "\n".join(lines)
