@@ -1,6 +1,7 @@
 // Matrix products of a rank: a tile of rows times one activation row that lies in this CTA's mailboxes.  Weights come through the ring
 // in the fragment order of the tape (gemv_fast.cuh says what that is); unit u of K belongs to warp u % 8, and a warp keeps what it
-// multiplies in registers for the whole tile.  All rows of the 16-row operand but one are of no use, so they are all the same one.
+// multiplies in registers for the whole tile.  Two row groups are the 16-row operand; all columns of the other one are the same, so
+// a lane finds its sums in the first.  The first weights of a tile go through registers before the activations come.
 //
 // Numbers are those of `fast`: inputs of products rounded to bf16, the norm weight before and 1 / rms behind the product; per warp
 // ascending units, even and odd halves apart, then the warps by pairs.
@@ -10,13 +11,14 @@
 
 namespace amk {
 
-constexpr int kRankUnits = AMK_RANK_UNITS;  // units of K that a warp has at most
-constexpr int kNormUnits = (up(kHidden, 32) / 32 + kWarps - 1) / kWarps;
-static_assert(kNormUnits <= kRankUnits, "the hidden size is one of the products' K");
+// Units of K that a warp has at most: of the normed products, of the output and of the down projection.
+constexpr int kNormUnits = (up(kHidden, 32) / 32 + kWarps - 1) / kWarps, kOUnits = AMK_RANK_O_UNITS, kDownUnits = AMK_RANK_DOWN_UNITS;
+constexpr int kAheadLoads = AMK_RANK_AHEAD;  // 16-byte loads of weights that a lane has in registers before the activations come
 
 // What a warp multiplies: eight values a lane and unit, rounded to bf16.
+template <int U>
 struct Activations {
-  uint2 even[kRankUnits], odd[kRankUnits];
+  uint2 even[U], odd[U];
 
   __device__ __forceinline__ void set(int i, const float (&x)[8]) {
     even[i] = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
@@ -33,36 +35,115 @@ __device__ __forceinline__ void load_8(const float* from, float (&x)[8]) {
 __device__ __forceinline__ float* rank_squares(const Context c) { return reinterpret_cast<float*>(c.work()); }
 __device__ __forceinline__ float* rank_sums(const Context c) { return rank_squares(c) + kWarps; }
 
-// The tile's sums come to lie in work memory; a barrier of the task warps is behind it.
-__device__ __forceinline__ void rank_product(const Context c, const Activations& x, int rows, int units) {
-  const int groups = (rows + 7) / 8, stride = groups * 8, together = slot_groups(kSlotUnits, units);
-  float* sums = rank_sums(c) + c.warp * stride;
-  RingCursor at;
-#pragma unroll 1
-  for (int first = 0; first < groups; first += together) {
-    const uint8_t* slot = at.wait() + c.lane * 16;
-    const int n = groups - first < together ? groups - first : together;
-#pragma unroll 2
-    for (int g = 0; g < n; ++g) {
-      float acc[2][4] = {};
+// A pair of row groups of a tile: the groups of a slot go two by two.
+struct PairAt {
+  int first = 0, next = 0;  // row groups in the slots before this one, of this one before the pair
+
+  __device__ __forceinline__ int in_slot(int groups, int together) const { return groups - first < together ? groups - first : together; }
+  __device__ __forceinline__ int count(int n) const { return n - next < 2 ? n - next : 2; }
+  // True behind the last pair of a slot.
+  __device__ __forceinline__ bool step(int n) {
+    next += 2;
+    if (next < n) return false;
+    first += n, next = 0;
+    return true;
+  }
+};
+
+// The product of a tile; made ahead of the wait.
+template <int U>
+struct Product {
+  static constexpr int kAhead = kAheadLoads / (2 * U), kPairs = kAhead > 0 ? kAhead : 1;  // pairs of row groups
+  struct Pair {
+    uint4 low[U], high[U];
+  };
+
+  RingCursor at;  // the first slot that is not released
+  Place seen;     // the one that is read
+  const uint8_t* slot;
+  const int units, groups, together;  // units of a row, row groups of the tile and of a slot
+  PairAt place;
+  Pair ahead[kPairs];
+
+  __device__ __forceinline__ Product(const Context c, int rows, int row_units)
+      : seen(at), slot(nullptr), units(row_units), groups((rows + 7) / 8), together(slot_groups(kSlotUnits, row_units)) {
 #pragma unroll
-      for (int i = 0; i < kRankUnits; ++i) {
-        const int unit = c.warp + i * kWarps;
-        if (unit >= units) break;
-        const uint4 w = *reinterpret_cast<const uint4*>(slot + (g * units + unit) * kUnitBytes);
-        mma_bf16(acc[0], x.even[i].x, 0u, x.even[i].y, 0u, w.x, w.y);
-        mma_bf16(acc[1], x.odd[i].x, 0u, x.odd[i].y, 0u, w.z, w.w);
+    for (int p = 0; p < kAhead; ++p) {
+#pragma unroll
+      for (int i = 0; i < U; ++i) ahead[p].low[i] = ahead[p].high[i] = make_uint4(0, 0, 0, 0);
+      if (place.first < groups) take(c, ahead[p]);
+    }
+  }
+
+  // The weights of the next pair.
+  __device__ __forceinline__ void take(const Context c, Pair& w) {
+    const int n = place.in_slot(groups, together);
+    if (place.next == 0) slot = slot_of(seen) + c.lane * 16;
+#pragma unroll
+    for (int i = 0; i < U; ++i) {
+      const int unit = c.warp + i * kWarps;
+      const uint8_t* from = slot + (place.next * units + unit) * kUnitBytes;
+      w.low[i] = w.high[i] = make_uint4(0, 0, 0, 0);
+      if (unit < units) w.low[i] = *reinterpret_cast<const uint4*>(from);
+      if (unit < units && place.count(n) > 1) w.high[i] = *reinterpret_cast<const uint4*>(from + units * kUnitBytes);
+    }
+    if (place.step(n)) seen.next();
+  }
+  // Slots are released behind the products of what was ahead, not before: a release is a place where a warp meets, and around those
+  // the compiler spills what is in registers.
+  __device__ __forceinline__ void release(const Context c) {
+    while (at.slot != seen.slot) at.release(c.warp, c.lane);
+  }
+  static __device__ __forceinline__ void multiply(float (&acc)[2][4], const Pair& w, const Activations<U>& x, int i) {
+    mma_bf16(acc[0], w.low[i].x, w.high[i].x, w.low[i].y, w.high[i].y, x.even[i].x, x.even[i].y);
+    mma_bf16(acc[1], w.low[i].z, w.high[i].z, w.low[i].w, w.high[i].w, x.odd[i].x, x.odd[i].y);
+  }
+  static __device__ __forceinline__ void keep(const Context c, const float (&acc)[2][4], float* sums, int count) {
+    if (c.lane % 4 != 0) return;
+    sums[c.lane / 4] = acc[0][0] + acc[1][0];
+    if (count > 1) sums[8 + c.lane / 4] = acc[0][2] + acc[1][2];
+  }
+
+  // The tile's sums come to lie in work memory; a barrier of the task warps is behind it.
+  __device__ __forceinline__ void run(const Context c, const Activations<U>& x) {
+    float* sums = rank_sums(c) + c.warp * groups * 8;
+    PairAt done;
+    if constexpr (kAhead > 0) {
+      float acc[kPairs][2][4] = {};
+#pragma unroll
+      for (int i = 0; i < U; ++i) {
+        if (c.warp + i * kWarps >= units) break;
+#pragma unroll
+        for (int p = 0; p < kAhead; ++p) multiply(acc[p], ahead[p], x, i);
       }
-      if (c.lane < 4) {
-        float2* to = reinterpret_cast<float2*>(sums + (first + g) * 8) + c.lane;
-        *to = make_float2(acc[0][0] + acc[1][0], acc[0][1] + acc[1][1]);
+#pragma unroll
+      for (int p = 0; p < kAhead; ++p) {
+        if (done.first >= groups) break;
+        const int n = done.in_slot(groups, together);
+        keep(c, acc[p], sums + (done.first + done.next) * 8, done.count(n));
+        done.step(n);
       }
     }
-    at.release(c.warp, c.lane);
+    release(c);
+#pragma unroll 1
+    while (done.first < groups) {
+      const int n = done.in_slot(groups, together);
+      float acc[2][4] = {};
+      Pair w;
+      take(c, w);
+#pragma unroll
+      for (int i = 0; i < U; ++i) {
+        if (c.warp + i * kWarps >= units) break;
+        multiply(acc, w, x, i);
+      }
+      keep(c, acc, sums + (done.first + done.next) * 8, done.count(n));
+      done.step(n);
+      release(c);
+    }
+    sync_tasks();
+    at.keep(c.thread);
   }
-  sync_tasks();
-  at.keep(c.thread);
-}
+};
 __device__ __forceinline__ float rank_total(const Context c, int rows, int row) {
   const float* s = rank_sums(c) + row;
   const int n = up(rows, 8);
@@ -87,25 +168,26 @@ struct NormWeights {
 // A product with the normed residual stream; returns 1 / rms.
 __device__ __forceinline__ float rank_normed(const Context c, const float* weight, float eps, int rows) {
   const NormWeights norm(c, weight);
+  Product<kNormUnits> product(c, rows, up(kHidden, 32) / 32);
   await_mail(c);
   const float* h = box(c, rank_qkv::h);  // first parameter of qkv, gate_up and lm_head too
-  Activations x;
+  Activations<kNormUnits> x;
   float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kRankUnits; ++i) {
+  for (int i = 0; i < kNormUnits; ++i) {
     float v[8] = {};
     const int k = lane_k(c.warp + i * kWarps, c.lane);
-    if (i < kNormUnits && k < kHidden) {
+    if (k < kHidden) {
       load_8(h + k, v);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) squares = squares + v[j] * v[j], v[j] = v[j] * norm.w[i < kNormUnits ? i : 0][j];
+      for (int j = 0; j < 8; ++j) squares = squares + v[j] * v[j], v[j] = v[j] * norm.w[i][j];
     }
     x.set(i, v);
   }
   squares = squares + __shfl_xor_sync(~0u, squares, 1);  // the four lanes of a row have different values, the eight rows the same
   squares = squares + __shfl_xor_sync(~0u, squares, 2);
   if (c.lane == 0) rank_squares(c)[c.warp] = squares;
-  rank_product(c, x, rows, up(kHidden, 32) / 32);
+  product.run(c, x);
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) total = total + rank_squares(c)[w];
@@ -180,11 +262,12 @@ __device__ __forceinline__ void store_parts(const Context c, ulonglong2* parts, 
 __device__ __noinline__ void run_o_part(const Context c) {
   namespace a = o_part;
   const int n = c.p(a::row1) - c.p(a::row0), width = c.p(a::k1) - c.p(a::k0), pieces = c.p(a::pieces);
+  Product<kOUnits> product(c, n, (width + 31) / 32);
   await_mail(c);
   const float* attn = box(c, a::attn) + c.p(a::k0) / kHeadDim * pieces * (kHeadDim + kPartHead);
-  Activations x;
+  Activations<kOUnits> x;
 #pragma unroll
-  for (int i = 0; i < kRankUnits; ++i) {
+  for (int i = 0; i < kOUnits; ++i) {
     float v[8] = {};
     const int k = lane_k(c.warp + i * kWarps, c.lane);
     if (k < width) {
@@ -207,24 +290,25 @@ __device__ __noinline__ void run_o_part(const Context c) {
     }
     x.set(i, v);
   }
-  rank_product(c, x, n, (width + 31) / 32);
+  product.run(c, x);
   store_parts(c, c.at<ulonglong2>(a::out), c.p(a::part), n);
 }
 
 __device__ __noinline__ void run_down_part(const Context c) {
   namespace a = down_part;
   const int n = c.p(a::row1) - c.p(a::row0), width = c.p(a::k1) - c.p(a::k0);
+  Product<kDownUnits> product(c, n, (width + 31) / 32);
   await_mail(c);
   const float* act = box(c, a::x) + c.p(a::k0);
-  Activations x;
+  Activations<kDownUnits> x;
 #pragma unroll
-  for (int i = 0; i < kRankUnits; ++i) {
+  for (int i = 0; i < kDownUnits; ++i) {
     float v[8] = {};
     const int k = lane_k(c.warp + i * kWarps, c.lane);
     if (k < width) load_8(act + k, v);
     x.set(i, v);
   }
-  rank_product(c, x, n, (width + 31) / 32);
+  product.run(c, x);
   store_parts(c, c.at<ulonglong2>(a::out), c.p(a::part), n);
 }
 

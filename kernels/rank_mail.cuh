@@ -63,44 +63,75 @@ __device__ __forceinline__ uint32_t clock_low() {
   return t;
 }
 
-// A wait that has lasted long: true when it is to be given up, since the launch ends before this step or the bound ran out.
-__device__ __noinline__ bool mail_is_over(int turn) {
-  if (peek(ring.broken)) return true;
-  const int2 where = shared.where[turn];
-  if (load_acquire(shared.halt) <= uint32_t(where.x)) {
-    poke(ring.broken, kPollOver);
-    return true;
-  }
-  const uint64_t now = now_ns(), start = peek(shared.poll_start);
-  if (start == 0) poke(shared.poll_start, now);  // reset by the queue between tasks
-  if (start == 0 || int64_t(now - start) <= int64_t(ring.bound_ns)) return false;  // signed: as in tagged.cuh
+constexpr uint32_t kMailLate = 3;  // of Ring::broken: a wait for values of the cluster ran out
+
+// Of one thread, behind a task whose wait ran out.
+__device__ __noinline__ void report_mail(int turn) {
   const DeviceTask& task = shared.task[turn];
+  const int2 where = shared.where[turn];
   const int i = task.par[kArriveWord];
   uint64_t state;  // opaque to programs; it tells a reader of the report how many arrivals and bytes are missing
   asm volatile("ld.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(mail_barrier(i))) : "memory");
   report(Fault{kMailTimeout, task.id, task.op, int32_t(blockIdx.x), where.y, i, where.x, 0, int64_t(state), int64_t(task.par[kBytesWord])});
-  poke(ring.broken, kPollOver);
-  return true;
 }
 
 // All threads, behind whatever the task fetches ahead: the values of this step have come.  A wait that is given up marks the ring
-// broken, and the queue stops behind the task; its barrier is not armed again.
+// broken, and the queue stops behind the task; its barrier is not armed again.  Nothing is called here: around a call what the task
+// has in registers would be spilled.
 __device__ __forceinline__ void await_mail(const Context c) {
   constexpr uint32_t kPatientClocks = 1 << 16;  // the hardware suspends a waiting thread for a time of its own, so tries are not counted
   const int i = c.p(kArriveWord);
   if (i < 0) return;
   const uint32_t b = shared_address(mail_barrier(i)), parity = uint32_t(c.step()) & 1u;
-  uint32_t start = clock_low();
+  if (!mail_came(b, parity)) {
+    uint32_t looked = clock_low();
+    uint64_t start = 0;
 #pragma unroll 1
-  while (!mail_came(b, parity)) {
-    if (clock_low() - start <= kPatientClocks) continue;
-    if (mail_is_over(c.turn)) return;
-    start = clock_low();
+    while (!mail_came(b, parity)) {
+      if (clock_low() - looked <= kPatientClocks) continue;
+      looked = clock_low();
+      if (peek(ring.broken)) return;
+      const uint64_t now = now_ns();
+      if (start == 0) start = now;
+      const bool stopped = load_acquire(shared.halt) <= uint32_t(c.step()), late = now - start > ring.bound_ns;
+      if (stopped || late) {
+        poke(ring.broken, stopped ? uint32_t(kPollOver) : kMailLate);
+        return;
+      }
+    }
   }
   // an acquire alone would empty L1; shared memory is all that is handed on here
   asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
   if (c.thread == 0) mail_arm(mail_barrier(i), uint32_t(c.p(kBytesWord)));
   note_arrival(c);
+}
+
+// A place of the ring that is read before the ones in front of it are released.
+struct Place {
+  int slot;
+  uint32_t parity;
+
+  __device__ __forceinline__ explicit Place(const RingCursor& at) : slot(at.slot), parity(at.parity) {}
+  __device__ __forceinline__ void next() {
+    if (++slot == kSlots) slot = 0, parity ^= 1;
+  }
+};
+
+// The weights at a place of the ring.  RingCursor::wait calls a function while it is patient, and around a call everything that a task
+// has in registers ahead of its wait is spilled; this one does not.
+__device__ __forceinline__ const uint8_t* slot_of(const Place& at) {
+  uint64_t* full = &ring.full[at.slot];
+  if (!barrier_try(full, at.parity)) {
+    const uint64_t start = now_ns();
+#pragma unroll 1
+    while (!barrier_try(full, at.parity)) {
+      if (peek(ring.broken)) break;
+      if (now_ns() - start <= ring.bound_ns) continue;
+      poke(ring.broken, kWeightsLate);
+      break;
+    }
+  }
+  return ring_data() + at.slot * kSlotBytes;
 }
 
 // Where the results of a task go.

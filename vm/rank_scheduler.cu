@@ -103,6 +103,7 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     const uint32_t broken = peek(ring.broken);
     if (any_thread(outcome == kFailed || broken != 0)) {
       if (first && broken == kWeightsLate) report_weights(turn);
+      if (first && broken == kMailLate) report_mail(turn);
       return;
     }
     if (first) {

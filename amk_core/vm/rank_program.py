@@ -30,8 +30,9 @@ from amk_core.vm.program import Program, assemble
 from amk_core.vm.rank_mail import PART_FLOATS, SUMS, cluster_pool, part_words, plan_mail, task_name
 
 ELEMENT_WORD, ARRIVE_WORD, BYTES_WORD, SEND_WORD = 19, 20, 21, 23  # of vm/rank_maps.h
-SLOT_UNITS, MAX_UNITS, MAX_SLOTS = 64, 64, 8  # a row of K lies in one slot of the ring
+SLOT_UNITS, MAX_UNITS, MAX_SLOTS = 40, 64, 12  # of a slot of the ring about; a row of K lies in one slot
 HEADS_AT_ONCE = 4  # of attention
+AHEAD_LOADS = 12  # of 16 bytes, that a lane has of a tile's weights before the activations come: 48 registers
 OPS = ("embed", "rank_qkv", "rank_attn", "o_part", "o_sum", "gate_up", "down_part", "down_sum", "lm_head", "sample")
 _MAILBOXES: Mapping[str, tuple[str, ...]] = {
     "embed": ("out",), "rank_qkv": ("h", "q"), "rank_attn": ("q", "attn"), "o_part": ("attn",), "o_sum": ("h", "out"),
@@ -209,22 +210,44 @@ def plan_ranks(
     attention = FAST_WARPS * min(d.heads // d.kv_heads, HEADS_AT_ONCE) * (d.head_dim + 2) * 4
     work = -(-max(sums, attention, SAMPLER_BYTES) // 1024) * 1024
     taken = work + mail + 8 * barriers + STATIC_BYTES
-    slots = min((smem_bytes - taken) // (SLOT_UNITS * UNIT_BYTES), MAX_SLOTS)
+    per_slot = slot_units(d, units)
+    slots = min((smem_bytes - taken) // (per_slot * UNIT_BYTES), MAX_SLOTS)
     if units > MAX_UNITS or slots < 2:
         raise ProgramError(
             f"mailboxes of {mail} bytes and {work} of work leave {max(slots, 0)} slots of weights on {arch}, rows have "
             f"{units * 32} values; required are 2 slots and rows of at most {MAX_UNITS * 32}"
         )
-    high, mid, low = (min(f, slots) for f in flight or (3, 2, 2))
+    high, mid, low = (min(f, slots) for f in flight or (4, 3, 3))
     defines = {
         **constants(d, FAST_WARPS, trace),
-        "AMK_SLOTS": slots, "AMK_SLOT_UNITS": SLOT_UNITS, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
+        "AMK_SLOTS": slots, "AMK_SLOT_UNITS": per_slot, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
         "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0, "AMK_RANK_CLUSTER": pool.cluster, "AMK_RANK_MAIL_BYTES": mail,
-        "AMK_RANK_BARRIERS": max(barriers, 1), "AMK_RANK_UNITS": -(-units // FAST_WARPS),
-        "AMK_RANK_SUM_PASSES": -(-elements // (FAST_WARPS * 2)),
+        "AMK_RANK_BARRIERS": max(barriers, 1), "AMK_RANK_SUM_PASSES": -(-elements // (FAST_WARPS * 2)),
+        "AMK_RANK_O_UNITS": warp_units(s, "o_part"), "AMK_RANK_DOWN_UNITS": warp_units(s, "down_part"),
+        "AMK_RANK_AHEAD": ahead_loads(tile[:, 3], per_slot, slots),
     }  # fmt: skip
-    shared = work + slots * SLOT_UNITS * UNIT_BYTES + mail + 8 * max(barriers, 1)
+    shared = work + slots * per_slot * UNIT_BYTES + mail + 8 * max(barriers, 1)
     return Build(defines, shared, (FAST_WARPS + 1) * 32)
+
+
+def slot_units(d: Dims, units: int) -> int:
+    """Units of a slot of the ring, where the longest row has ``units``: of rows of the hidden size whole pairs of row groups, which
+    are multiplied together."""
+    pair = 2 * int(units_of(np.array([d.hidden]))[0])
+    return max(max(1, SLOT_UNITS // pair) * pair, units) if pair <= MAX_UNITS else MAX_UNITS
+
+
+def ahead_loads(k: npt.NDArray[np.int64], per_slot: int, slots: int) -> int:
+    """AHEAD_LOADS where the slots that they come from are in the ring at once, for tiles of rows of ``k`` values; else 0."""
+    units = np.unique(units_of(k))
+    pairs = AHEAD_LOADS // (2 * -(-units // FAST_WARPS))  # of row groups
+    return AHEAD_LOADS if (-(-pairs // -(-(per_slot // units) // 2)) <= slots).all() else 0
+
+
+def warp_units(s: Schedule, name: str) -> int:
+    """Units of K that the busiest warp has of the tiles of an op."""
+    _, p = ops.params_of(s.columns.task_op, s.columns.par_off, s.columns.par, ops.BY_NAME[name])
+    return max(1, -(-int(units_of(p["k1"] - p["k0"]).max(initial=1)) // FAST_WARPS))
 
 
 def widest_sum(s: Schedule) -> int:
@@ -257,7 +280,8 @@ def build_rank_program(
         buffer = s.buffers[b]
         return buffer.offset % part if buffer.pool == pool.id else address(b)
 
-    program = assemble(s, dims, SLOT_UNITS, where, weight, tape_address, mail.keep_wait, mail.keep_signal)
+    longest = int(units_of(pack.tiles(s)[:, 3]).max())
+    program = assemble(s, dims, slot_units(dims, longest), where, weight, tape_address, mail.keep_wait, mail.keep_signal)
     ids, par = program.tasks["id"], program.tasks["par"]
     par[:, ELEMENT_WORD] = part_words(s)[ids]
     par[:, ARRIVE_WORD], par[:, BYTES_WORD] = mail.arrive[ids], mail.expects[ids]

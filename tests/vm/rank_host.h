@@ -152,6 +152,12 @@ struct RingCursor {
   void release(int, int) { ++slot; }
   void keep(int) const {}
 };
+struct Place {
+  int slot;
+  explicit Place(const RingCursor& at) : slot(at.slot) {}
+  void next() { ++slot; }
+};
+inline const uint8_t* slot_of(const Place& at) { return run.tile + at.slot * run.block; }
 
 using Stored = uint16_t;
 inline uint32_t pack_bf16(float low, float high) { return uint32_t(bf16_of(high)) << 16 | bf16_of(low); }
