@@ -47,7 +47,7 @@ struct Slices {
   static constexpr int kTogether = kTurns ? 2 : kAhead;                         // row groups whose sums are in registers
   static constexpr int kFlush = kRowTiles > 1 ? kTogether : kFlushGroups;       // row groups between two reductions
   static_assert(kFlush % kTogether == 0, "row groups that take turns are reduced together");
-  static_assert(kExact || (W::kSlot % kWarps == 0 && W::kPiece % W::kSlot == 0 && kPieceUnits % (4 * kWarps) == 0), "a slot gives every warp equally many records");
+  static_assert(kExact || (W::kSlot % kWarps == 0 && (W::kPiece % W::kSlot == 0 || (AMK_PAIRS && W::kQuantised)) && kPieceUnits % (4 * kWarps) == 0), "a slot gives every warp equally many records");
 };
 
 // Four values of a row, zeros beyond K.

@@ -6,6 +6,7 @@
 // warp are added ascending in fp32, each limb apart; then the limbs, then the warps.  So bits depend on K and the format alone.
 #pragma once
 #include "gemv_fast.cuh"
+#include "quant_pairs.cuh"
 
 #if AMK_QUANT
 namespace amk {
@@ -33,7 +34,13 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
 #pragma unroll
   for (int i = 0; i < kPre; ++i) pre[i] = make_float2(1.0f, 0.0f);
 
+#if AMK_PAIRS
+  PairStream<K, W> stream;
+  auto first_weights = [&] { stream.load(c, 0, 0, groups); };
+#else
   WeightStream<K, W> stream(groups);
+  auto first_weights = [&] { stream.template next<true>(c, 0); };
+#endif
   // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
   constexpr bool kEager = kTileRows <= 2;
 
@@ -44,7 +51,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       auto wanted = [&](int i) { return finish.kind == Finish::kResidual && pair_exists(i); };
       auto where = [&](int i) { return finish.tagged_residual(local_of(i), row_of(i)); };
       poll_start(residual, tag_of(c), wanted, where);
-      if constexpr (kEager) stream.template next<true>(c, 0);
+      if constexpr (kEager) first_weights();
       if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
       poll_rest(c, residual, tag_of(c), where);
 #pragma unroll
@@ -55,7 +62,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
         for (int i = 0; i < kPre; ++i)
           if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
       }
-      if constexpr (kEager) stream.template next<true>(c, 0);
+      if constexpr (kEager) first_weights();
       if (Source::kNormed) Prologue::wait();
     }
   };
@@ -101,7 +108,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
             } else {
               x = Limbs::of_pairs(from[0].x, from[0].z);
             }
-            if (record_of(i) < S::kRecords) Limbs::put<false>(place(i, r0 + r), lane, x);
+            if (record_of(i) < S::kRecords) Limbs::put<false, W::kAsRows>(place(i, r0 + r), lane, x);
           }
           if (Source::kNormed) put_squares(r0 + r, squares);
         }
@@ -137,7 +144,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
             } else {
               x = Limbs::of_floats(x);
             }
-            if (record_of(i) < S::kRecords) Limbs::put<Source::kHalves>(place(i, r0 + r), lane, x);
+            if (record_of(i) < S::kRecords) Limbs::put<Source::kHalves, W::kAsRows>(place(i, r0 + r), lane, x);
           }
           if (Source::kNormed) put_squares(r0 + r, squares);
         }
@@ -154,6 +161,9 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
   }
 
+#if AMK_PAIRS
+  stream.hold(c, staged);
+#else
   // A lane's bytes of a pair of rows that meet a record, and what its products are multiplied by.
   struct Activations {
     uint4 x[2];
@@ -175,8 +185,10 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       else held[j] = Activations{{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)}, 0.0f};
   }
   constexpr bool kWhole = S::kPieces == 1 ? S::kRecords % kWarps == 0 : S::kRecords % W::kSlot == 0;  // no load is for some warps only
+  int staged_piece = 0;
+#endif
 
-  int parity = 0, staged_piece = 0;
+  int parity = 0;
 #pragma unroll 1
   for (int g0 = 0; g0 < groups; g0 += S::kFlush) {
     const int g1 = g0 + S::kFlush < groups ? g0 + S::kFlush : groups;
@@ -185,6 +197,9 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       for (int i = 0; i < kPre; ++i)
         if (finisher && g0 * 8 + local_of(i) < finish.n && row_of(i) < kRows) pre[i] = finish.prefetch(c, g0 * 8 + local_of(i), row_of(i));
     }
+#if AMK_PAIRS
+    stream.multiply(c, staged, g0, g1, groups, FastWork::red(parity) + warp * kRedPlane);
+#else
 #pragma unroll 1
     for (int group = g0; group < g1; group += S::kTogether) {
       float total[S::kTogether][kRowPairs][2];
@@ -256,6 +271,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
         }
       }
     }
+#endif
     sync_tasks();
     // kParts lanes an output; a whole warp stays together for the shuffles.
     const int items = (g1 - g0) * kItemRows;

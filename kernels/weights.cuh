@@ -43,6 +43,13 @@ __device__ __forceinline__ void mma_s8(int32_t (&c)[4], uint4 a, uint32_t b0, ui
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+// The first product of a sum, which starts at `bias`.
+__device__ __forceinline__ void mma_s8_from(int32_t bias, int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(bias));
+}
 
 template <int kCode>
 struct QuantWeights {
@@ -55,8 +62,10 @@ struct QuantWeights {
   static constexpr int kBytes = kCodeBytes + kGroups * 16 * (kOffsets ? 2 : 1);
   static constexpr int kSlot = kSlotUnits / kLoads, kPiece = kQuantPiece / kLoads, kWords = 4 * kLoads + kGroups * (kOffsets ? 2 : 1);
   static constexpr int kStageBytes = 400;  // activations of a row that meet one record: Limbs
+  static constexpr bool kAsRows = AMK_PAIRS == 2;  // weights are the rows of products, not the columns
 
-  // What a lane holds of a record: codes of row g; scales, and minima, of rows 2t and 2t + 1; the zero points of row g in all bytes.
+  // What a lane holds of a record: codes of row g; scales, and minima, of rows 2t and 2t + 1, where weights are the rows of a product
+  // of row g; the zero points of row g in all bytes.
   struct Record {
     uint4 codes[kLoads];
     uint32_t scale[kGroups], offset[kOffsets ? kGroups : 1];
@@ -80,12 +89,18 @@ struct QuantWeights {
     const uint8_t* entries = from - lane * 16 + kCodeBytes;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      to.scale[i] = *reinterpret_cast<const uint32_t*>(entries + i * 16 + lane % 4 * 4);
+      to.scale[i] = entry<kAsRows>(entries + i * 16, lane);
       const uint8_t* offset = entries + (kGroups + i) * 16;
-      if (F::kKind == F::kZero) to.offset[i] = *reinterpret_cast<const uint16_t*>(offset + lane / 4 * 2) * 0x01010101u;
-      if (F::kKind == F::kMin) to.offset[i] = *reinterpret_cast<const uint32_t*>(offset + lane % 4 * 4);
+      if (F::kKind == F::kZero) to.offset[i] = entry<true>(offset, lane) * 0x01010101u;
+      if (F::kKind == F::kMin) to.offset[i] = entry<kAsRows>(offset, lane);
     }
     return to;
+  }
+  // Of eight rows: that of row g, or those of rows 2t and 2t + 1.
+  template <bool kOne>
+  static __device__ __forceinline__ uint32_t entry(const uint8_t* eight, int lane) {
+    if constexpr (kOne) return *reinterpret_cast<const uint16_t*>(eight + lane / 4 * 2);
+    return *reinterpret_cast<const uint32_t*>(eight + lane % 4 * 4);
   }
 
   // Values 32 s + 8 t .. + 8 of row g, as signed bytes.
@@ -135,10 +150,47 @@ struct QuantWeights {
       }
     }
   }
+
+  // The same of two records with weights as the rows of the product, those of the first record before those of the second, and limbs as
+  // its columns: total[record][limb 2t or 2t + 1] of row g.  No sum is idle, and each has the bits that `add` gives it.
+  static __device__ __forceinline__ void add_rows(float (&total)[2][2], const Record& w0, const Record& w1, const uint4 (&x)[2], float2 factor) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      int32_t dot[4], sum[4];
+#pragma unroll
+      for (int i = 0; i < kGroup / 32; ++i) {
+        const int s = group * kGroup / 32 + i;
+        uint4 a;
+        decode(w0, s, a.x, a.z);
+        decode(w1, s, a.y, a.w);
+        const uint32_t b0 = s % 2 ? x[s / 2].z : x[s / 2].x, b1 = s % 2 ? x[s / 2].w : x[s / 2].y;
+        if (i == 0) mma_s8_from(kIntegerBias, dot, a, b0, b1);
+        if (i > 0) mma_s8(dot, a, b0, b1);
+        if constexpr (F::kKind == F::kMin) {  // a minimum counts once for each activation
+          const uint4 ones = make_uint4(0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u);
+          if (i == 0) mma_s8_from(kIntegerBias, sum, ones, b0, b1);
+          if (i > 0) mma_s8(sum, ones, b0, b1);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Record& w = r ? w1 : w0;
+        const float scale = scale_of<F>(uint16_t(w.scale[group]));
+        total[r][0] = fma_f32(float_of_biased(dot[2 * r]), scale * factor.x, total[r][0]);
+        total[r][1] = fma_f32(float_of_biased(dot[2 * r + 1]), scale * factor.y, total[r][1]);
+        if constexpr (F::kKind == F::kMin) {
+          const float minimum = scale_of<F>(uint16_t(w.offset[group]));
+          total[r][0] = fma_f32(float_of_biased(sum[2 * r]), minimum * factor.x, total[r][0]);
+          total[r][1] = fma_f32(float_of_biased(sum[2 * r + 1]), minimum * factor.y, total[r][1]);
+        }
+      }
+    }
+  }
 };
 
 // The activations of one row that meet one record, in shared memory: [two units][high, middle, low][t][16 bytes], so that a lane's
-// 16 bytes are the rows of an integer product (even units: words 0 and 2), and behind them what a product is multiplied by.
+// 16 bytes are the rows of an integer product (even units: words 0 and 2) or the columns of two (words 0 and 1 of the first), and behind
+// them what a product is multiplied by.
 struct Limbs {
   static constexpr int kHalfBytes = 192, kScaleAt = 384;
   // Attention and gate outputs are handed on as pairs of bf16 where they are tagged, as floats else: one value for both.
@@ -148,7 +200,8 @@ struct Limbs {
   static __device__ __forceinline__ float4 of_floats(float4 v) { return of_pairs(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)); }
 
   // Values 4q .. 4q + 3 of unit s, for q = lane % 8 and s = lane / 8; kHalves: 2q, 2q + 1, 2q + 16 and 2q + 17.  All lanes of a warp.
-  template <bool kHalves>
+  // kColumns: as the columns of products.
+  template <bool kHalves, bool kColumns = false>
   static __device__ __forceinline__ void put(uint8_t* to, int lane, float4 v) {
     auto size = [](float x) { return bits_of(x) & 0x7fffffffu; };
     const uint32_t a = size(v.x) > size(v.y) ? size(v.x) : size(v.y), b = size(v.z) > size(v.w) ? size(v.z) : size(v.w);
@@ -157,8 +210,9 @@ struct Limbs {
     uint32_t limb[3];
     bytes_of_activations(v.x, v.y, v.z, v.w, up, limb[0], limb[1], limb[2]);
     const int s = lane / 8, q = lane % 8;
-    uint8_t* half = to + s / 2 * kHalfBytes + s % 2 * 4;
-    auto place = [&](int quad) { return half + quad / 2 * 16 + quad % 2 * 8; };
+    constexpr int kOdd = kColumns ? 8 : 4, kNext = 12 - kOdd;  // bytes to the odd unit; to the other four of a lane's eight values
+    uint8_t* half = to + s / 2 * kHalfBytes + s % 2 * kOdd;
+    auto place = [&](int quad) { return half + quad / 2 * 16 + quad % 2 * kNext; };
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
       if constexpr (kHalves) {
@@ -175,8 +229,8 @@ struct Limbs {
     const int limb = lane / 4 % 4;
     return record + (limb < 2 ? limb : 2) * 64 + lane % 4 * 16;
   }
-  static __device__ __forceinline__ float weight(int lane, float scale) {
-    const int limb = lane / 4 % 4;
+  static __device__ __forceinline__ float weight(int lane, float scale) { return weight_of(lane / 4 % 4, scale); }
+  static __device__ __forceinline__ float weight_of(int limb, float scale) {
     return limb == 3 ? 0.0f : (limb == 0 ? 65536.0f : (limb == 1 ? 256.0f : 1.0f)) * scale;
   }
 };

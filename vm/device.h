@@ -29,7 +29,7 @@ struct alignas(16) DeviceTask {
 static_assert(sizeof(DeviceTask) == 256, "the host packs 256 bytes a task");
 
 // One weight tile as the loader streams it: `units` units from `offset` of the tape, in slots that end with every `block` units: as
-// many whole row groups as fit a slot, or one row group (ring.cuh says how long ones take turns, and how large a unit is).
+// many whole row groups as fit a slot, or one row group (ring.cuh says how long ones take turns, how large a unit is, and where pairs stand for row groups).
 struct alignas(16) TileRef {
   uint64_t offset;
   uint32_t units, block;

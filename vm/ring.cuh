@@ -23,6 +23,9 @@ namespace amk {
 #ifndef AMK_QUANT  // some weights are quantised
 #define AMK_QUANT 0
 #endif
+#ifndef AMK_PAIRS  // quantised weights are multiplied two row groups at a time, which a slot holds side by side: see kernels/quant_pairs.cuh
+#define AMK_PAIRS 0
+#endif
 constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512;
 #if AMK_QUANT
 constexpr int kSlotBytes = AMK_SLOT_BYTES;
@@ -164,12 +167,15 @@ __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_
 // kernels/weights.cuh; its shape stands above the 48 bits of the tile's offset.
 #if AMK_QUANT
 constexpr int kQuantPiece = 32;  // of 512 bytes of codes; a longer row group is cut into such pieces
+static_assert(!AMK_PAIRS || kSlotUnits == 2 * kQuantPiece, "a slot holds a piece of each row group of a pair");
 struct TileUnits {
   uint32_t bytes, slot, piece;
+  bool pairs;
   __device__ __forceinline__ explicit TileUnits(uint64_t offset) : bytes(uint32_t(offset >> 48) % 256 * 16) {
     const uint32_t loads = uint32_t(offset >> 56);  // of 512 bytes of codes; 0: not quantised
     slot = loads == 2 ? kSlotUnits / 2 : kSlotUnits;
-    piece = loads == 0 ? kPieceUnits : kQuantPiece / loads;
+    piece = loads == 0 ? kPieceUnits : (loads == 2 ? kQuantPiece / 2 : kQuantPiece);
+    pairs = AMK_PAIRS && loads > 0;
   }
   static __device__ __forceinline__ uint64_t offset(uint64_t offset) { return offset & 0xffffffffffffull; }
 };
@@ -182,18 +188,27 @@ struct TileUnits {
 #endif
 
 // The units of a tile in the order of the tape, as runs that no slot reaches over: blocks one by one; blocks longer than a piece
-// piece by piece, two in turns.
+// piece by piece, two in turns.  `unit.pairs`: a block longer than a slot is a pair of row groups, whose pieces are one run.
 struct TileRuns {
   TileUnits unit;
   uint32_t left, block, done, size, run;  // units left of the tile, of a block, of it behind the run; of the piece, left of the run
   bool paired, again;                     // two blocks take turns; the second one's run of this piece is still to come
 
-  __device__ __forceinline__ TileRuns(const TileRef& tile) : unit(tile.offset), left(tile.units), block(tile.block), done(0) { piece(); }
+  __device__ __forceinline__ TileRuns(const TileRef& tile) : unit(tile.offset), left(tile.units), block(tile.block), done(0) {
+#if AMK_PAIRS
+    if (unit.pairs && block <= unit.slot) unit.piece = unit.slot;
+    if (unit.pairs && block > unit.slot) block /= 2;
+#endif
+    piece();
+  }
   __device__ __forceinline__ void piece() {
     if (done == 0) paired = block > unit.piece && left > block;
     size = block - done < unit.piece ? block - done : unit.piece;
     size = size < left ? size : left;
     run = size, again = paired;
+#if AMK_PAIRS
+    if (unit.pairs && paired) run = 2 * size, again = false;
+#endif
   }
   __device__ __forceinline__ void take(uint32_t units) {
     left -= units, run -= units;
@@ -262,6 +277,9 @@ struct RingCursor {
   __device__ __forceinline__ RingCursor() : slot(shared.cursor.x), parity(uint32_t(shared.cursor.y)) {}
   __device__ __forceinline__ const uint8_t* wait() const {
     barrier_wait(&ring.full[slot], parity);
+    return data();
+  }
+  __device__ __forceinline__ const uint8_t* data() const {
 #if AMK_CHECKED
     return reinterpret_cast<const uint8_t*>(atomicAdd(&ring.lies_at[slot], 0ull));
 #else

@@ -132,6 +132,8 @@ class CudaVM:
         if self._out is not None:
             self.memory.mirror(self._out, fresh=False)  # poll() fills it, whenever it is asked for first
 
+    pairs: int | None = None  # how one row meets quantised weights, if not as the plan has it: for measurements
+
     # -- what programs for ranks do otherwise
     _entry = nvrtc.ENTRY  # the source that is compiled
     _clusters = False  # pools of clusters are shared memory
@@ -141,7 +143,7 @@ class CudaVM:
 
     def _plan(self, trace: bool, flight: tuple[int, int, int] | None) -> Build:
         facts = self._device.facts
-        return plan_build(self._dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight)
+        return plan_build(self._dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight, pairs=self.pairs)
 
     def _check_room(self) -> None:
         """All queues are on the card at once (CudaError)."""

@@ -22,6 +22,10 @@ STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
 MAX_FAST_ROWS, MAX_QUANT_ROWS = 64, 16  # activation rows of a step, with bf16 and with quantised weights
 PIECE_UNITS = 64  # kPieceUnits of vm/ring.cuh
 SAMPLER_BYTES = 16384
+# How one row of activations meets quantised weights (kernels/quant_pairs.cuh): 0: row group by row group, 1: pairs of row groups as
+# the columns of integer products, 2: as their rows.
+PAIRS = 2
+PAIR_SLOT_UNITS, PAIR_SLOTS = 64, 4  # a slot holds a piece of both row groups; fewer slots hide too little
 
 
 class ProgramError(ValueError):
@@ -172,7 +176,10 @@ def unit_bytes(fmt: QuantFormat | None) -> int:
     return UNIT_BYTES if fmt is None else quant_tape.record_bytes(fmt)
 
 
-def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int, int] | None = None) -> Build:
+def plan_build(
+    dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int, int] | None = None,
+    pairs: int | None = None, pair_slots: int = PAIR_SLOTS,
+) -> Build:  # fmt: skip
     """Choose what shared memory is used for.
 
     Args:
@@ -180,6 +187,8 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         smem_bytes: shared memory a block may opt in to.
         flight: slots of weights under way while the ring is empty, while something waits in it, and while that is so and the task
             warps wait for activations; default by architecture.
+        pairs: how one row of activations meets quantised weights, where shared memory holds ``pair_slots`` slots of pairs;
+            default: PAIRS.
 
     Raises:
         ProgramError: the model does not fit the kernels or the card.
@@ -249,10 +258,11 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
     )
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
-    for units in (32, 16) if any(formats) else (64, 32, 16):
+    in_pairs = (PAIRS if pairs is None else pairs) if any(formats) and d.rows == 1 else 0
+    for units in (PAIR_SLOT_UNITS,) * bool(in_pairs) + (32, 16) if any(formats) else (64, 32, 16):
         slot_bytes = max(slot_records(units, f) * unit_bytes(f) for f in formats)
         slots = min((budget - work) // slot_bytes, 8 * 64 // units)
-        if slots >= 4 or (units == 16 and slots >= 2):
+        if slots >= (pair_slots if in_pairs and units == PAIR_SLOT_UNITS else 4) or (units == 16 and slots >= 2):
             break
     else:
         raise ProgramError(
@@ -269,5 +279,5 @@ def plan_build(dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, f
         "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
     }  # fmt: skip
     if any(formats):
-        defines |= {"AMK_SLOT_BYTES": slot_bytes}
+        defines |= {"AMK_SLOT_BYTES": slot_bytes, "AMK_PAIRS": in_pairs if units == PAIR_SLOT_UNITS else 0}
     return Build(defines, work + slots * slot_bytes, (warps + 1) * 32)

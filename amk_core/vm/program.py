@@ -19,7 +19,7 @@ from amk_core.schedule import ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Schedule
 from amk_core.schedule.lower import attn_block
 from amk_core.vm import quant_tape
-from amk_core.vm.plan import UNIT_BYTES, Dims, ProgramError, slot_records, unit_bytes, units_of
+from amk_core.vm.plan import PAIR_SLOT_UNITS, UNIT_BYTES, Dims, ProgramError, slot_records, unit_bytes, units_of
 
 INLINE_WAITS, INLINE_SIGNALS = 4, 2
 TASK = np.dtype(
@@ -66,6 +66,16 @@ class Program:
 def unit_shape(fmt: QuantFormat | None) -> int:
     """What stands above the offset of a tile where some weights are quantised: a unit's bytes over 16, and its loads of codes."""
     return unit_bytes(fmt) // 16 | (quant_tape.loads(fmt) << 8 if fmt else 0)
+
+
+def block_units(k: Any, fmt: QuantFormat | None, slot_units: int) -> Any:
+    """Units of the blocks that a tile of rows of K is cut into: whole row groups that fill a slot, or one longer row group.
+
+    Where one slot holds pairs of row groups of quantised weights, these are whole pairs, or one longer pair.
+    """
+    slot = slot_records(slot_units, fmt)
+    group = units_of(k) if fmt is None else quant_tape.records_of(k) * (2 if slot_units == PAIR_SLOT_UNITS else 1)
+    return np.where(group <= slot, slot // np.minimum(group, slot) * group, group)
 
 
 def tile_span(tiles: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -308,9 +318,7 @@ def assemble(
         buffer, _, _, k = pack.tiles(s)[order[has]].T
         for b in np.unique(buffer):
             fmt, mine = BY_NAME.get(s.buffers[int(b)].dtype), buffer == b
-            slot = slot_records(slot_units, fmt)
-            group = units_of(k[mine]) if fmt is None else quant_tape.records_of(k[mine])  # units of a row group
-            tiles["block"][mine] = np.where(group <= slot, slot // np.minimum(group, slot) * group, group)
+            tiles["block"][mine] = block_units(k[mine], fmt, slot_units)
             if dims.layers or dims.head:
                 tiles["offset"][mine] |= np.uint64(unit_shape(fmt) << OFFSET_BITS)
         tile_off = np.concatenate([[0], np.cumsum(has)])[c.queue_off].astype(np.int32)

@@ -27,6 +27,7 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 constexpr int kSlotUnits = 32, kPieceUnits = 64, kQuantPiece = 32, kUnitBytes = 512;
 #define AMK_QUANT 1
+#define AMK_PAIRS 0
 #define AMK_LAYER_FORMAT 0
 #define AMK_HEAD_FORMAT 0
 #include "quant.h"
@@ -64,6 +65,7 @@ static void mma_s8(int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
         for (int k = 0; k < 4; ++k)
           c[i] += byte(all[4 * g + from].a[2 * half + i / 2], k) * byte(all[4 * (2 * t + i % 2) + from].b[half], k);
 }
+static void mma_s8_from(int32_t, int32_t (&)[4], uint4, uint32_t, uint32_t) { std::abort(); }  // of pairs: test_quant_product.py
 static uint32_t pack_bf16(float low, float high) { return bf16_of(low) | uint32_t(bf16_of(high)) << 16; }
 }  // namespace amk
 #include WEIGHTS_TEXT  // without its includes and its instruction

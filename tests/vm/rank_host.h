@@ -2,82 +2,13 @@
 // for every header that speaks to the card (mbarriers, st.async, the ring, polls, tensor cores, loads past L1); the bodies of
 // kernels/rank_parts.cuh, rank_gemv.cuh and rank_attn.cuh are compiled as they are.
 #pragma once
-#include <stdint.h>
-#include <ucontext.h>
-
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <initializer_list>
+#include "host_fibers.h"
 
 #include "device.h"
-#include "numerics.h"
 #include "rank_maps.h"
-
-#define __device__
-#define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
-
-struct float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(16) ulonglong2 { unsigned long long x, y; };
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
-inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
-inline ulonglong2 make_ulonglong2(uint64_t x, uint64_t y) { return {x, y}; }
-inline uint32_t __float_as_uint(float x) { return amk::bits_of(x); }
-inline float __uint_as_float(uint32_t x) { return amk::float_of(x); }
-inline float __int_as_float(int32_t x) { return amk::float_of(uint32_t(x)); }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 
 namespace amk {
 
-constexpr int kThreads = AMK_WARPS * 32;
-struct Fiber {
-  ucontext_t context;
-  uint8_t* stack;
-  bool done;
-};
-static Fiber fibers[kThreads];
-static ucontext_t turn_taker;
-static int current;
-inline void yield() { swapcontext(&fibers[current].context, &turn_taker); }
-
-struct Barrier {
-  int arrived = 0, generation = 0;
-  void wait(int n) {
-    const int mine = generation;
-    if (++arrived == n) {
-      arrived = 0, ++generation;
-    } else {
-      while (generation == mine) yield();
-    }
-  }
-};
-static Barrier cta, warps[AMK_WARPS];
-static uint32_t lanes[AMK_WARPS][2][32][6];  // what lanes show each other, by parity of the exchange
-struct Shown {
-  uint32_t (*of)[6];
-  Shown(std::initializer_list<uint32_t> words) {
-    const int warp = current / 32;
-    of = lanes[warp][warps[warp].generation & 1];
-    int i = 0;
-    for (uint32_t w : words) of[current % 32][i++] = w;
-    warps[warp].wait(32);
-  }
-};
-inline float __shfl_xor_sync(uint32_t, float v, int off) { return float_of(Shown({bits_of(v)}).of[current % 32 ^ off][0]); }
-inline bool __any_sync(uint32_t, bool v) {
-  const Shown shown({uint32_t(v)});
-  bool any = false;
-  for (int i = 0; i < 32; ++i) any = any || shown.of[i][0];
-  return any;
-}
-inline bool __all_sync(uint32_t mask, bool v) { return !__any_sync(mask, !v); }
-inline void sync_tasks() { cta.wait(kThreads); }
 // mma.m16n8k16: lane (g, t) has rows g and g + 8 of the first operand, column g of the second, columns 2t and 2t + 1 of the sum.
 inline void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const Shown shown({a0, a1, a2, a3, b0, b1});

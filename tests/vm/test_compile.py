@@ -90,6 +90,24 @@ def test_quantised_weights_compile_for_every_architecture_without_spills(arch: s
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
 
 
+@pytest.mark.parametrize("pairs", [1, 2], ids=["columns", "rows"])
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+def test_pairs_of_row_groups_compile_for_every_architecture_without_spills(arch: str, pairs: int, cache: Path) -> None:
+    """Small cards get slots of pairs that their plan would not choose."""
+    build = plan_build(Dims.of(schedule(weights="int4-g128,head=int8-g128")), arch, smem(arch), pairs=pairs, pair_slots=2)
+    assert (build.defines["AMK_PAIRS"], build.defines["AMK_SLOT_UNITS"]) == (pairs, 64)
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+def test_pairs_are_for_one_row_where_they_fit() -> None:
+    one, two = (Dims.of(schedule("llama-3.2-1b", batch=n, weights="int4-g128")) for n in (1, 2))
+    assert [plan_build(one, arch, smem(arch)).defines["AMK_PAIRS"] > 0 for arch in ("sm_86", "sm_90")] == [False, True]
+    assert plan_build(two, "sm_90", smem("sm_90")).defines["AMK_PAIRS"] == 0
+    assert plan_build(one, "sm_90", smem("sm_90"), pairs=0).defines["AMK_SLOT_UNITS"] == 32
+
+
 OTHER_FORMATS: tuple[dict[str, Any], ...] = (
     {"weights": "int8,head=stored"},
     {"weights": "int4-g32-min,head=int8-g32", "purpose": "prefill", "chunk": 16},

@@ -35,13 +35,18 @@ def matrix(fmt: QuantFormat, rows: int, k: int) -> QuantMatrix:
     return quantise(rng.normal(size=(rows, k)).astype(np.float32) * rng.uniform(0.01, 3.0, (rows, 1)).astype(np.float32), fmt)
 
 
-def host_text() -> str:
-    """kernels/weights.cuh without includes, and without the instruction that quant_host.cpp stands in for."""
-    text = (ROOT / "kernels" / "weights.cuh").read_text()
-    for name in ("mma_bf16", "mma_s8"):
+def without_products(text: str) -> str:
+    """kernels/weights.cuh without the instructions that a host stands in for."""
+    for name in ("mma_bf16", "mma_s8", "mma_s8_from"):
         start = text.index(f"__device__ __forceinline__ void {name}(")
         text = text[:start] + text[text.index("\n}\n", start) + 3 :]
     assert "asm" not in text
+    return text
+
+
+def host_text() -> str:
+    """The same without its includes."""
+    text = without_products((ROOT / "kernels" / "weights.cuh").read_text())
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("#include", "#pragma once")))
 
 

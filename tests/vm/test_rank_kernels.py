@@ -41,7 +41,7 @@ def library(folder: Path, defines: dict[str, int]) -> ctypes.CDLL:
     shutil.copy(HERE / "rank_host.h", folder / "common.cuh")
     for name in STAND_INS:
         (folder / name).write_text('#include "common.cuh"\n')
-    flags = ["-O2", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{resources.vm_dir()}"]
+    flags = ["-O2", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}", f"-I{resources.vm_dir()}"]
     flags += [f"-D{k}={v}" for k, v in defines.items()]
     return ctypes.CDLL(str(compiled(folder / "kernels.so", [HERE / "rank_host_main.cpp"], *flags)))
 

@@ -1,0 +1,148 @@
+"""The loops of quantised products on a card: their bits against each other, their times, and the tests that concern them.
+
+    python -m amk_bench.quant_check [bits] [time] [trace] [tests]     (default: all)
+
+Four minutes, guessed from the runs of 2026-11-30.  Every loop that AMK_PAIRS chooses takes the same weights, random ones, so
+all have to give equal bits.  A short table comes last.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from amk_bench.device_cases import QUANT_CASES, bits, run_cuda
+from amk_bench.device_timing import timed_vm
+from amk_core.vm import tracing
+
+LOOPS = {0: "one by one", 1: "pairs, columns", 2: "pairs, rows"}  # AMK_PAIRS
+MODELS, FORMATS = ("llama-3.2-1b", "llama-3.1-8b"), ("int8-g128", "int4-g128")
+FLIGHTS = ((2, 1, 1),)  # besides the plan's, of the last loop
+POSITION, STEPS, CONTEXT = 128, 32, 2176
+SMALL = ("fast-small-int8-g32", "fast-small-int4-g32-min", "fast-smol-int", "fast-wide")  # of one sequence
+PARTS = ("bits", "time", "trace", "tests")
+PATIENCE_S = 150
+TESTS = ("tests/vm/test_cuda_quant.py", "tests/vm/test_cuda_device.py")
+
+
+def made(model: str, fmt: str, device: Any, loop: int, **more: Any) -> Any:
+    """A decode program of a public shape whose layers and head have this format, with this loop."""
+    from amk_core.vm.cuda import CudaVM
+
+    CudaVM.pairs = loop
+    try:
+        vm = timed_vm(model, CONTEXT, device, None, {}, weights=f"{fmt},head={fmt}", **more)
+    finally:
+        CudaVM.pairs = None
+    if vm.build.defines["AMK_PAIRS"] != loop:
+        raise RuntimeError(f"{device.facts.name} holds no {LOOPS[loop]} of {model}: the plan chose {vm.build.defines['AMK_PAIRS']}")
+    return vm
+
+
+def result(vm: Any) -> bytes:
+    """Bits of the last logits and all tokens of a launch that starts anew."""
+    vm.buffer("token")[:] = 5
+    vm.launch(STEPS, vm.variables(POSITION, STEPS))
+    vm.wait()
+    return bits(vm.buffer("logits")) + bits(vm.buffer("out")[:STEPS])
+
+
+def small(device: Any) -> list[str]:
+    """What is wrong with the bits of the fast cases of one sequence; each loop against the first."""
+    from amk_core.vm.cuda import CudaVM
+
+    wrong = []
+    for case in (c for c in QUANT_CASES if c.name.startswith(SMALL)):
+        queues, config = case.variants[0]
+        seen: list[dict[str, bytes]] = []
+        for loop in LOOPS:
+            CudaVM.pairs = loop
+            try:
+                got = run_cuda(case, min(queues, device.facts.sms), config, device)
+            finally:
+                CudaVM.pairs = None
+            seen.append({k: bits(v) for k, v in got.items()})
+        equal = [s == seen[0] for s in seen]
+        print(f"{'ok  ' if all(equal) else 'FAIL'} {case.name}: bits of the loops equal {equal}", flush=True)
+        wrong += [] if all(equal) else [case.name]
+    return wrong
+
+
+def times(device: Any) -> tuple[list[str], list[str]]:
+    """(lines of the table, what is wrong)."""
+    lines, wrong = [], []
+    for model in MODELS:
+        for fmt in FORMATS:
+            keep: dict[str, Any] = {}
+            cells, first = [], b""
+            for loop, flight in [*((x, None) for x in LOOPS), *((max(LOOPS), f) for f in FLIGHTS)]:
+                vm = made(model, fmt, device, loop, shared=keep, flight=flight)
+                got = result(vm)
+                first = first or got
+                us = np.array(vm.time_launches(STEPS, vm.variables(POSITION, STEPS), 9)[2:]) / STEPS * 1e6
+                name = LOOPS[loop] + (f" {flight}" if flight else "")
+                same = "" if got == first else " OTHER BITS"
+                cells.append(f"{name} {np.median(us):.0f}{same}")
+                wrong += [f"{model} {fmt} {name}: other bits"] if same else []
+                print(f"{model} {fmt} {cells[-1]}, {us.min():.1f} to {us.max():.1f}", flush=True)
+                vm.close()
+            lines.append(f"{model:13s} {fmt:9s} us at {POSITION}: {'; '.join(cells)}")
+    return lines, wrong
+
+
+def traces(device: Any) -> None:
+    """Where the time of a step of the smaller model goes, with each loop."""
+    for fmt in FORMATS:
+        keep: dict[str, Any] = {}
+        for loop, name in LOOPS.items():
+            vm = made(MODELS[0], fmt, device, loop, shared=keep, trace=True)
+            vm.launch(4, vm.variables(POSITION, 4))
+            vm.wait()
+            axis = tracing.timeline(vm.schedule, *vm.trace_records())
+            print(f"{MODELS[0]} {fmt} {name}", tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
+            vm.close()
+
+
+def tests() -> list[str]:
+    """Run the tests of quantised weights in a process of its own; what failed."""
+    which = "int4 or int8 or quantised or sequence"
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *TESTS, "-k", which]
+    try:
+        done = subprocess.run(command, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"the tests had not ended after {PATIENCE_S} s"]
+    return [f"the tests: exit code {done.returncode}"] if done.returncode else []
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parts = list(sys.argv[1:] if argv is None else argv) or list(PARTS)
+    unknown = [p for p in parts if p not in PARTS]
+    if unknown:
+        print(f"no part named {', '.join(unknown)}; known are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    from amk_core.vm.driver import Device
+
+    start, device = time.monotonic(), Device()
+    lines: list[str] = []
+    wrong: list[str] = []
+    if "bits" in parts:
+        wrong += small(device)
+    if "time" in parts:
+        lines, more = times(device)
+        wrong += more
+    if "trace" in parts:
+        traces(device)
+    if "tests" in parts:
+        wrong += tests()
+    print(f"{device.facts.name}, random weights, {time.monotonic() - start:.0f} s", *lines, sep="\n")
+    print("wrong: " + "; ".join(wrong) if wrong else f"nothing wrong in {', '.join(parts)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,39 @@
+// One quantised product by kernels/gemv_quant.cuh, its loop as AMK_PAIRS says: run_product(case, ...) of the cases that PRODUCTS names.
+#include "common.cuh"
+#include "gemv_quant.cuh"
+
+namespace amk {
+
+template <int K, bool kInHalves>
+struct HostSource {
+  static constexpr bool kNormed = false, kHalves = kInHalves, kPolled = false;
+  const float* x;
+  static constexpr float eps = 0.0f;
+  float4 load(const Context, int, int k) const {
+    auto value = [&](int at) { return at < K ? x[at] : 0.0f; };
+    return kHalves ? make_float4(value(k), value(k + 1), value(k + 16), value(k + 17)) : make_float4(value(k), value(k + 1), value(k + 2), value(k + 3));
+  }
+  float4 weight(const Context, int, int) const { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
+};
+static const float* activations;
+static Finish finish;
+template <int kCode, int K, bool kInHalves>
+static void body() {
+  gemv_quant<K, QuantWeights<kCode>>(Context::here(), HostSource<K, kInHalves>{activations}, finish);
+  end_fiber();
+}
+
+}  // namespace amk
+
+// 0: done; 1: threads wait for each other for ever; 2: no such case.
+extern "C" int run_product(
+    int code, int k, const uint8_t* tile, uint64_t offset, uint32_t units, uint32_t block, const float* x, float* out, int n, int halves) {
+  using namespace amk;
+  std::memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+  fill_slots(tile, {offset, units, block});
+  activations = x, finish = Finish{Finish::kLogits, out, n};
+#define PRODUCT(number, length) \
+  if (code == number && k == length) return run_fibers(halves ? body<number, length, true> : body<number, length, false>) ? 0 : 1;
+  PRODUCTS
+  return 2;
+}
