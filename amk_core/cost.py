@@ -17,6 +17,8 @@ Ranks (:func:`predict_ranks`) have hand-offs of their own, and what a CTA multip
 with the hand-offs, rates and token's way of the experiment (26-cluster-step), which is not the VM: an estimate until the VM has
 been measured.
 
+Quantised weights change the bytes, and nothing else is told of them: their loop is taken to keep up with the stream.
+
 The fit is from an H200.  For another card bandwidth, ring and number of SMs are its own, the hand-off is the H200's: a prediction.
 """
 
@@ -26,11 +28,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from amk_core.graph import ModelGraph
+from amk_core.quant import QuantFormat
+from amk_core.quant.config import QuantConfig
+from amk_core.quant.format import GROUP_ROWS
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.schedule.lower_ranks import Ranks
 from amk_core.schedule.ops import MAX_PARTS
 from amk_core.targets import Target
+from amk_core.vm import quant_tape
 from amk_core.vm.plan import UNIT_BYTES, Dims, plan_build
 
 HAND_OFF_US = 2.11  # fitted on four models, reports/data/device/2026-11-30-h200-timing.json; tests/test_cost.py repeats the fit
@@ -76,10 +82,16 @@ class Cost:
         return self.hand_off_us + self.polled_us + self.stream_us
 
 
-def layer_bytes(g: ModelGraph) -> int:
-    """bf16 weights of one layer."""
-    d, h = g.head_dim, g.hidden_size
-    return 2 * h * ((g.n_heads + 2 * g.n_kv_heads) * d + g.n_heads * d + 3 * g.intermediate_size)
+def matrix_bytes(rows: int, k: int, fmt: QuantFormat | None) -> int:
+    """A matrix on the tape: bf16, or records of codes and scales."""
+    return 2 * rows * k if fmt is None else -(-rows // GROUP_ROWS) * int(quant_tape.records_of(k)) * quant_tape.record_bytes(fmt)
+
+
+def layer_bytes(g: ModelGraph, fmt: QuantFormat | None = None) -> int:
+    """Weights of one layer."""
+    q, h, ffn = g.n_heads * g.head_dim, g.hidden_size, g.intermediate_size
+    rows_and_k = ((q + 2 * g.n_kv_heads * g.head_dim, h), (h, q), (2 * ffn, h), (h, ffn))
+    return sum(matrix_bytes(rows, k, fmt) for rows, k in rows_and_k)
 
 
 def polled_bytes(g: ModelGraph) -> int:
@@ -89,18 +101,18 @@ def polled_bytes(g: ModelGraph) -> int:
     return TAG_BYTES * (g.n_layers * (floats + pairs) + g.hidden_size)
 
 
-def ring_bytes(g: ModelGraph, target: Target) -> int:
+def ring_bytes(g: ModelGraph, target: Target, quant: QuantConfig | None = None) -> int:
     """What the weight rings of all SMs hold.
 
     Raises:
         ProgramError: the model does not fit the card's kernels.
     """
-    few = lower(g, ScheduleConfig(handoff="tagged"), Target("few", "cpu", 4), Geometry(context=min(g.context, 2048)), "fast")
+    few = lower(g, ScheduleConfig(handoff="tagged"), Target("few", "cpu", 4), Geometry(context=min(g.context, 2048)), "fast", quant)
     d = plan_build(Dims.of(few), target.arch, target.smem_bytes).defines
-    return d["AMK_SLOTS"] * d["AMK_SLOT_UNITS"] * UNIT_BYTES * target.queues
+    return d["AMK_SLOTS"] * d.get("AMK_SLOT_BYTES", d["AMK_SLOT_UNITS"] * UNIT_BYTES) * target.queues
 
 
-def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US) -> Cost:
+def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US, quant: QuantConfig | None = None) -> Cost:
     """The cost of a decode step at a position up to ``MAX_POSITION``.
 
     Raises:
@@ -110,8 +122,9 @@ def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US) -> 
     if not target.dram_gb_s:
         raise ValueError(f"target {target.name} has no memory bandwidth on record; a cost needs one of the cards")
     per_us = target.dram_gb_s * 1e3 * STREAM_SHARE  # bytes a microsecond
-    ring_us = ring_bytes(g, target) / per_us
-    layer, head = layer_bytes(g), 2 * g.vocab_size * g.hidden_size
+    ring_us = ring_bytes(g, target, quant) / per_us
+    layer = layer_bytes(g, quant.layers if quant else None)
+    head = matrix_bytes(g.vocab_size, g.hidden_size, quant.head if quant else None)
     hops = LAYER_HOPS * g.n_layers + OTHER_HOPS
     return Cost(
         target.name,

@@ -12,6 +12,7 @@ from amk_core import cost
 from amk_core.cli import main
 from amk_core.cost import best_ranks, predict_ranks
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.quant.config import QuantConfig
 from amk_core.schedule.lower_ranks import Ranks
 from amk_core.targets import Target
 
@@ -59,6 +60,16 @@ def test_the_parts_of_a_step_are_what_they_say() -> None:
     assert small.stream_us < 0.2 * small.floor_us  # its layers pass in the shadow of the hand-offs
     with pytest.raises(ValueError, match="no memory bandwidth"):
         cost.predict(g, Target.cpu(2))
+
+
+def test_quantised_weights_change_the_bytes() -> None:
+    g, h200 = GRAPH_SHAPES["llama-3.2-1b"], Target.named("h200")
+    plain, four = (cost.predict(g, h200, quant=q) for q in (None, QuantConfig.parse("int4-g128,head=int4-g128")))
+    assert four.weight_bytes * 2048 == plain.weight_bytes * 528  # a record is 528 bytes for 1 024 weights
+    assert (four.hand_off_us, four.polled_us) == (plain.hand_off_us, plain.polled_us)
+    assert 0 < four.stream_us < plain.stream_us / 4
+    mixed = cost.predict(g, h200, quant=QuantConfig.parse("int8,head=stored"))
+    assert mixed.weight_bytes == 1040 * (2048 * 3072 + 2048 * 2048 + 3 * 2048 * 8192) // 1024 * 16 + 2 * 128256 * 2048
 
 
 def test_the_command_marks_what_was_never_measured(capsys: pytest.CaptureFixture[str]) -> None:

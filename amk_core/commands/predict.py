@@ -19,40 +19,50 @@ HELP = "predict the time of a decode step (fast, batch 1, short context) on a ca
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=options.MODEL_HELP + "; shapes known without weights: see docs/cli.md")
     parser.add_argument("--target", help="a card: l4, l40s, a10g, a100, h100, h200, rtx5090 (default: all of them)")
+    parser.add_argument(
+        "--weights", metavar="FORMAT", help="formats of quantised weights, such as int4-g128,head=int8 (default: none)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def describe(cost: Cost) -> dict[str, Any]:
+def describe(cost: Cost, weights: str | None = None) -> dict[str, Any]:
     """Every number that ``amk predict`` shows, in microseconds and bytes."""
+    return {**dataclasses.asdict(cost), "us": cost.us, "basis": "fitted" if fitted(cost, weights) else "prediction"}
+
+
+def fitted(cost: Cost, weights: str | None) -> bool:
+    """Whether the constant comes from this card with these weights."""
     from amk_core.cost import FITTED_ON
 
-    return {**dataclasses.asdict(cost), "us": cost.us, "basis": "fitted" if cost.target == FITTED_ON else "prediction"}
+    return cost.target == FITTED_ON and not weights
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each card."""
     from amk_core.cost import FITTED_ON, predict
+    from amk_core.quant.config import QuantConfig
     from amk_core.targets import Target
     from amk_core.vm.plan import ProgramError
 
     graph = options.graph_of(args.model)
+    quant = QuantConfig.parse(args.weights) if args.weights else None
     targets = (Target.named(args.target),) if args.target else Target.profiles()
     costs: list[Cost] = []
     refused: dict[str, str] = {}
     for t in targets:
         try:
-            costs.append(predict(graph, t))
+            costs.append(predict(graph, t, quant=quant))
         except ProgramError as e:
             if args.target:
                 raise
             refused[t.name] = str(e)
     if args.json:
-        print(json.dumps({"model": graph.name, "costs": [describe(c) for c in costs], "refused": refused}))
+        print(json.dumps({"model": graph.name, "costs": [describe(c, args.weights) for c in costs], "refused": refused}))
         return 0
-    print(f"{graph.name}: a decode step, microseconds (fast, batch 1, short context)")
+    print(f"{graph.name}: a decode step, microseconds (fast, batch 1, short context{f', {args.weights}' if args.weights else ''})")
     print("target      step | hand-offs  polled  stream | weights alone | basis")
     for c in costs:
-        basis = f"fitted on the {FITTED_ON}" if c.target == FITTED_ON else "a prediction, not measured"
+        basis = f"fitted on the {FITTED_ON}" if fitted(c, args.weights) else "a prediction, not measured"
         print(
             f"{c.target:8s} {c.us:7.0f} | {c.hand_off_us:9.0f} {c.polled_us:7.0f} {c.stream_us:7.0f} | {c.floor_us:13.0f} | {basis}"
         )
