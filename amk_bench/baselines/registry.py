@@ -33,6 +33,7 @@ BUILT_IN: Mapping[str, str] = {
 QUANTISED: Mapping[str, str] = {
     "torch-int8": "amk_bench.baselines.factories:torch_int8",
     "torch-int4": "amk_bench.baselines.factories:torch_int4",
+    "vllm-gptq": "amk_bench.rivals.serving:vllm_gptq",
 }
 # Engines of others, in processes of their own, and those that are named with the reason for their empty cells.
 RIVALS: Mapping[str, str] = {

@@ -38,7 +38,7 @@ POSITIONS = (16, 128, 1024, 2000)
 BASELINES = ("fused-compile", "fused-graph", "hf-compile", "hf-eager", "pdl-graph", *registry.RIVALS)
 TOKENS, BLOCKS = 16, 8
 QUANTISED = ("torch-int{}", "pdl-graph")  # of quantised weights: the peer in their bits, and the strongest in bf16
-EARLY = ("pdl-graph", *registry.RIVALS)  # what starts or compiles while ours is loaded
+EARLY = ("pdl-graph", "vllm-gptq", *registry.RIVALS)  # what starts or compiles while ours is loaded
 NO_TIME = "no time was left for this cell"
 ENDED = "the run was ended before this cell had a time"
 

@@ -11,14 +11,18 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from amk_core.graph import ModelGraph
+
+if TYPE_CHECKING:
+    from amk_bench.baselines.quantised import Quantised, TorchMatrix
 
 WRITERS = 4  # files written at a time
 
@@ -39,21 +43,79 @@ def place(shared: dict[str, Any], graph: ModelGraph) -> Path:
     return found
 
 
-def hf_folder(live: Any, folder: Path) -> Path:
-    """config.json and safetensors of a live transformers model, a file a layer; tied heads are left out."""
+class NoLayout(ValueError):
+    """Quantised weights that a layout cannot hold; the message says what it takes."""
+
+
+def gptq_parts(m: TorchMatrix) -> dict[str, Any]:
+    """A quantised matrix [N, K] in the public layout of GPTQ, by suffix; see :mod:`amk_core.quant.packed_layers`.
+
+    Raises:
+        NoLayout: zero points or minima, a shorter last group, sizes that do not fill words.
+    """
+    import torch
+
+    (n, k), fmt = m.codes.shape, m.format
+    per, group = 32 // fmt.bits, fmt.group or k
+    if fmt.kind != "sym" or k % group or n % per or k % per:
+        raise NoLayout(f"{n} x {k} in {fmt}; required are a symmetric format, whole groups and multiples of {per}")
+    codes = (m.codes.int() + (128 if fmt.bits == 8 else 0)).t().reshape(k // per, per, n)
+    words = torch.zeros(k // per, n, dtype=torch.int32, device=codes.device)
+    for i in range(per):
+        words |= codes[:, i] << fmt.bits * i
+    zero = sum(((1 << fmt.bits - 1) - 1) << fmt.bits * i for i in range(per))  # one less than the middle code
+    return {
+        "qweight": words,
+        "qzeros": torch.full((k // group, n // per), zero, dtype=torch.int32),
+        "scales": m.scale.t(),
+        "g_idx": torch.arange(k, dtype=torch.int32) // group,
+    }
+
+
+def gptq_folder(live: Any, quantised: Quantised, folder: Path) -> Path:
+    """As :func:`hf_folder`, with the matrices of the layers as GPTQ has them; the head stands in full precision, as it is there.
+
+    Raises NoLayout with the name of the first matrix that does not fit.
+    """
+    fmt = quantised.config.layers
+    parts = {}
+    for name, m in zip(quantised.exact(), quantised.parts().values(), strict=True):
+        if name == "lm_head":
+            continue
+        try:
+            parts[name] = gptq_parts(m)
+        except NoLayout as error:
+            raise NoLayout(f"{name}: {error}") from None
+    config = {
+        "quant_method": "gptq", "bits": fmt.bits, "group_size": fmt.group or -1, "desc_act": False, "sym": True,
+        "lm_head": False, "checkpoint_format": "gptq",
+    }  # fmt: skip
+    return hf_folder(live, folder, parts, config)
+
+
+def hf_folder(
+    live: Any, folder: Path, packed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), quantization: Any = None
+) -> Path:  # fmt: skip
+    """config.json and safetensors of a live transformers model, a file a layer; tied heads are left out.
+
+    ``packed``: tensors by suffix in the stead of some modules' weights, which ``quantization`` describes in the configuration.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(live.config.to_json_string(use_diff=False))
     config.pop("quantization_config", None)
+    if quantization is not None:
+        config["quantization_config"] = quantization
     config |= {"architectures": [type(live).__name__], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
     tied = bool(live.config.tie_word_embeddings)
     groups: dict[str, dict[str, Any]] = {}
     for name, tensor in live.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        parts = name.split(".")
-        groups.setdefault(parts[2] if parts[1] == "layers" else "rest", {})[name] = tensor
+        parts, module = name.split("."), name.removesuffix(".weight")
+        mine = groups.setdefault(parts[2] if parts[1] == "layers" else "rest", {})
+        mine |= {f"{module}.{k}": t for k, t in packed[module].items()} if module in packed else {name: tensor}
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(len(groups))]
 
     def write(file: str, tensors: dict[str, Any]) -> None:

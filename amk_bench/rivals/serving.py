@@ -23,6 +23,7 @@ from amk_bench.rivals import checkpoints
 from amk_bench.rivals.remote import RemoteEngine, TracingEngine, worker_command
 from amk_bench.rivals.resident import Resident, RivalBroke
 from amk_core.graph import ModelGraph
+from amk_core.quant.config import QuantConfig
 
 MODES = ("inproc-async", "mp-async")
 TRIAL_TOKENS, TRIAL_CALLS = 32, 7  # what decides between modes; the measurement itself is the judge's
@@ -126,6 +127,29 @@ def _checkpoint(setting: Setting) -> Path:
 def vllm(setting: Setting) -> BestOfModes:
     """vLLM, resident; modes are tried in the first cell."""
     _bf16_on_a_card(setting, "vLLM")
+    return _vllm(setting, "vLLM", "bf16", _checkpoint)
+
+
+def vllm_gptq(setting: Setting) -> BestOfModes:
+    """vLLM on a GPTQ checkpoint with the codes and scales of ours in the layers and a head in bf16."""
+    name, quantised = "vLLM GPTQ", setting.shared.get("quantised")
+    if quantised is None:
+        raise BaselineUnavailable(f"{name}: the weights of this cell are not quantised")
+    _bf16_on_a_card(setting, name)
+
+    def checkpoint(setting: Setting) -> Path:
+        folder = checkpoints.place(setting.shared, _graph(setting)) / "gptq"
+        if not (folder / "config.json").exists():
+            checkpoints.gptq_folder(_live(setting), quantised, folder)
+        return folder
+
+    try:
+        return _vllm(setting, name, str(QuantConfig(quantised.config.layers)), checkpoint)
+    except checkpoints.NoLayout as error:
+        raise BaselineUnavailable(f"{name}: {error}") from None
+
+
+def _vllm(setting: Setting, name: str, precision: str, checkpoint: Callable[[Setting], Path]) -> BestOfModes:
     python = os.environ.get("AMK_VLLM_PYTHON") or sys.executable
     added = os.environ.get("AMK_VLLM_PATH", "")
     # amk's own tree comes behind everything else (worker_command), so that its folders hide no package of vLLM's.
@@ -137,10 +161,10 @@ def vllm(setting: Setting) -> BestOfModes:
     rows = min(setting.context, graph.context)
     kv = int(2 * graph.n_layers * graph.kv_size * 2 * (rows + 64) * setting.batch * KV_SPARE) + (256 << 20)
     share = _share(graph, kv)
-    values = {"model": str(_checkpoint(setting)), "rows": rows, "batch": setting.batch, "kv_bytes": kv, "share": share}
+    values = {"model": str(checkpoint(setting)), "rows": rows, "batch": setting.batch, "kv_bytes": kv, "share": share}
     modes = [m for m in os.environ.get("AMK_VLLM_MODES", ",".join(MODES)).split(",") if m]
     workers = {m: Resident(worker_command(python, "amk_bench.rivals.vllm_worker", {**values, "mode": m}), env) for m in modes}
-    return BestOfModes("vLLM", "bf16", workers, together=len(workers) == 1 or _fit(len(workers) * share))
+    return BestOfModes(name, precision, workers, together=len(workers) == 1 or _fit(len(workers) * share))
 
 
 def _share(graph: ModelGraph, kv_bytes: int) -> float:

@@ -31,7 +31,9 @@ from amk_bench.floor import step_bytes  # noqa: E402
 from amk_bench.measure import Cell  # noqa: E402
 from amk_bench.ours import Ours  # noqa: E402
 from amk_bench.results import LatencyRecord, ParityRecord, validate  # noqa: E402
+from amk_bench.rivals import checkpoints, serving  # noqa: E402
 from amk_core.importer import open_model  # noqa: E402
+from amk_core.quant.checkpoint import open_quantised  # noqa: E402
 
 ROPE = RopeSpec("llama3", 5e5, 16, 256, 8.0, 64)
 GRAPH = ModelGraph("tiny", "llama", 304, 64, 128, 2, 4, 2, 16, 1e-5, True, 256, ROPE, 0.25)
@@ -190,3 +192,42 @@ def test_files_of_results_are_shown_as_one_table() -> None:
     gates = [r for r in records if isinstance(r, ParityRecord)]
     assert f"{len(gates)} of {len(gates)} parity claims hold" in shown
     assert lines([folder / "missing.json"])[0] == "no cell was timed"
+
+
+@pytest.mark.parametrize("config", ["int4-g32-bf16,head=stored", "int8-g64,head=int8", "int8,head=stored"])
+def test_a_gptq_checkpoint_has_the_codes_and_scales_it_was_made_from(config: str, tmp_path: Path) -> None:
+    """Read back by the importer, which was written from the layout's description."""
+    quantised, live, _ = held(config)
+    folder = checkpoints.gptq_folder(live, quantised, tmp_path / "gptq")
+    read = open_quantised(folder)
+    wanted = {n: m for n, m in quantised.parts().items() if n != "head"}
+    assert read.packed.keys() == wanted.keys()
+    for name, m in wanted.items():
+        got = read.packed[name]()
+        assert np.array_equal(got.dequantise(), m.dequantise().numpy()), name
+    seen = np.asarray(read.imported.weights.get("head")).astype(np.float32)
+    assert np.array_equal(seen, live.lm_head.weight.float().numpy())
+
+
+def test_what_gptq_or_a_card_cannot_hold_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    quantised, live, _ = held("int4-g32-zero")
+    with pytest.raises(
+        checkpoints.NoLayout, match=r"model\.layers\.0\.self_attn\.q_proj: 64 x 64 in int4-g32-zero; required are a sym"
+    ):
+        checkpoints.gptq_folder(live, quantised, tmp_path)
+    here = registry.Setting("tiny", live, "cpu", "bf16", ROWS, shared={"quantised": quantised, "weights": quantised.stored()})
+    with pytest.raises(registry.BaselineUnavailable, match="vLLM GPTQ is measured on a card in bf16, not on cpu"):
+        registry.make("vllm-gptq", here)
+    with pytest.raises(registry.BaselineUnavailable, match="the weights of this cell are not quantised"):
+        registry.make("vllm-gptq", dataclasses.replace(here, shared={}))
+    monkeypatch.setattr(serving, "vllm_version", lambda python, env: "1")
+    monkeypatch.setattr(serving, "_share", lambda graph, kv: 0.5)
+    shared = {**here.shared, "hf bf16 cuda": live}
+    with pytest.raises(registry.BaselineUnavailable, match=r"vLLM GPTQ: model\.layers\.0"):
+        registry.make("vllm-gptq", dataclasses.replace(here, device="cuda", shared=shared))
+    quantised, live, _ = held("int4-g32-bf16,head=stored")
+    shared = {"quantised": quantised, "weights": quantised.stored(), "hf bf16 cuda": live}
+    monkeypatch.setattr(serving, "_fit", lambda share: True)
+    made = registry.make("vllm-gptq", registry.Setting("tiny", live, "cuda", "bf16", ROWS, shared=shared))
+    assert made.precision == "int4-g32-bf16,head=stored"
+    assert made.name == "vLLM GPTQ"
