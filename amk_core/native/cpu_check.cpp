@@ -91,6 +91,8 @@ struct Check {
            std::to_string(row1) + " of " + std::to_string(k) + " columns in a buffer of kind weight");
     QuantFormat format;
     if (QuantFormat::of(b.dtype, &format)) {
+      if (format.integer && k > kMostIntegerK)
+        fail("K is " + std::to_string(k) + ", integer sums with activations of 8 bits take at most " + std::to_string(kMostIntegerK));
       tile_bytes = format.tile_bytes(row1 - row0, k);
       return;
     }

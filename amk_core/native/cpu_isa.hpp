@@ -30,6 +30,11 @@ struct Kernels {
   void (*packed_product)(const PackedRows& g, int64_t rows, const float* x, int64_t kp, float* y);
   void (*packed_expand)(const PackedRows& g, int64_t rows, int64_t kp, float* w);
 
+  // Activations of 8 bits: codes of a row, and their scale (returned; NaN where the row is not finite); and rows of 8-bit weights
+  // times them, y[j] = (sum over groups of fma(integer sum, scale of the group, .)) * scale.
+  float (*integer_row)(const float* x, int64_t kp, int16_t* q);
+  void (*integer_product)(const PackedRows& g, int64_t rows, const int16_t* q, int64_t kp, float scale, float* y);
+
   // y[0..kp) = w * (h * (1 / sqrt(dot(h, h) / k + eps))), padded with zeros, rounded to bf16 when `round` is set.
   void (*rmsnorm)(const float* h, const float* w, int64_t k, int64_t kp, float eps, bool round, float* y);
 

@@ -228,6 +228,65 @@ struct Ops {
     g.bits == 8 ? expand_bits<8>(g, rows, kp, w) : expand_bits<4>(g, rows, kp, w);
   }
 
+  static float integer_row(const float* x, int64_t kp, int16_t* q) {
+    uint32_t most = 0;  // of the bits without the sign, which are in the order of the magnitudes, NaN above all
+    for (int64_t i = 0; i < kp; ++i) {
+      const uint32_t b = bits_of(x[i]) & 0x7fffffffu;
+      most = b > most ? b : most;
+    }
+    if (most >= 0x7f800000u) {
+      for (int64_t i = 0; i < kp; ++i) q[i] = 0;
+      return float_of(0x7fc00000u);
+    }
+    const float least = 0x1p-126f, wanted = float_of(most) / 127.0f, scale = wanted > least ? wanted : least;
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: what is added and taken away again leaves an integer, ties to even
+    for (int64_t i = 0; i < kp; ++i) q[i] = int16_t(int32_t((x[i] / scale + kRound) - kRound));
+    return scale;
+  }
+
+  typedef int8_t Bytes16 [[gnu::vector_size(16)]];
+  typedef int16_t Words16 [[gnu::vector_size(32)]];
+  typedef int32_t Sums16 [[gnu::vector_size(64)]];
+
+  // R rows: two products of codes fit a word of 16 bits, all of a row (kMostIntegerK) one of 32.
+  template <int R>
+  [[gnu::always_inline]] static inline void integer_rows(const PackedRows& g, int64_t row, const int16_t* q, int64_t kp,
+                                                         float* total) {
+    const int64_t width = g.group_shift < 62 ? int64_t{1} << g.group_shift : kp;
+    for (int r = 0; r < R; ++r) total[r] = 0.0f;
+    for (int64_t i = 0; i < kp; i += width) {
+      Sums16 acc[R] = {};
+      for (int64_t k = i; k < kp && k < i + width; k += kLanes) {
+        const uint8_t* codes = packed_at<8>(g, k) + row * 64;
+        Words16 q0, q1;
+        __builtin_memcpy(&q0, q + k, sizeof q0);
+        __builtin_memcpy(&q1, q + k + 16, sizeof q1);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          Bytes16 w0, w1;
+          __builtin_memcpy(&w0, codes + r * 64, sizeof w0);
+          __builtin_memcpy(&w1, codes + r * 64 + 16, sizeof w1);
+          acc[r] += __builtin_convertvector(
+              __builtin_convertvector(w0, Words16) * q0 + __builtin_convertvector(w1, Words16) * q1, Sums16);
+        }
+      }
+      for (int r = 0; r < R; ++r) {
+        int32_t sum = 0;
+        for (int l = 0; l < 16; ++l) sum += acc[r][l];
+        total[r] = fma_f32(float(sum), g.scale[(i >> g.group_shift) * 8 + row + r], total[r]);
+      }
+    }
+  }
+
+  static void integer_product(const PackedRows& g, int64_t rows, const int16_t* q, int64_t kp, float scale, float* y) {
+    constexpr int R = 4;  // eight rows are always there: packed ones are padded
+    float total[R];
+    for (int64_t row = 0; row < rows; row += R) {
+      integer_rows<R>(g, row, q, kp, total);
+      for (int64_t r = row; r < rows && r < row + R; ++r) y[r] = total[r - row] * scale;
+    }
+  }
+
   static void rmsnorm(const float* h, const float* w, int64_t k, int64_t kp, float eps, bool round, float* y) {
     for (int64_t i = 0; i < k; ++i) y[i] = h[i];
     for (int64_t i = k; i < kp; ++i) y[i] = 0.0f;
@@ -365,7 +424,7 @@ struct Ops {
   }
 
   static constexpr Kernels table(const char* name) {
-    return {name,   matmul<float>, matmul<uint16_t>, packed_tables, packed_product, packed_expand, rmsnorm, prepare, expand_bf16, scores, softmax_block, weighted_sum,
+    return {name,   matmul<float>, matmul<uint16_t>, packed_tables, packed_product, packed_expand, integer_row, integer_product, rmsnorm, prepare, expand_bf16, scores, softmax_block, weighted_sum,
             combine, gate,          add,              exp_all};
   }
 };

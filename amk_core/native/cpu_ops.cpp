@@ -52,7 +52,9 @@ struct Body {
   }
 
   void matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
-    if (t.quant.bits)
+    if (t.quant.integer)
+      integer_matmul(n, x, xs, m, kp, y, ys);
+    else if (t.quant.bits)
       packed_matmul(n, x, xs, m, kp, y, ys);
     else if (mc.tape_bf16)
       k.matmul_bf16(static_cast<const uint16_t*>(t.weight), n, x, xs, m, kp, y, ys);
@@ -60,16 +62,35 @@ struct Body {
       k.matmul_f32(static_cast<const float*>(t.weight), n, x, xs, m, kp, y, ys);
   }
 
+  PackedRows packed(int64_t row, float* scale, float* offset) const {
+    const QuantFormat& f = t.quant;
+    const auto* data = static_cast<const uint8_t*>(t.weight) + row / kGroupRows * f.group_bytes(t.weight_k);
+    return {data, f.bits, f.record_bytes(), f.code_bytes(), f.entry_bytes(), std::countr_zero(uint64_t(f.record_k())),
+            f.group ? std::countr_zero(uint64_t(f.group)) : 62, f.groups(t.weight_k),
+            f.group ? nullptr : data + f.records(t.weight_k) * f.record_bytes(), f.kind, f.bf16, scale, offset};
+  }
+
+  // Integers of 8 bits on both sides, one activation row at a time.
+  void integer_matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
+    const int64_t groups = t.quant.groups(t.weight_k);
+    float *scale = take(kGroupRows * groups), *offset = take(kGroupRows * groups);
+    int16_t* q = reinterpret_cast<int16_t*>(take(kp / 2));
+    for (int64_t r = 0; r < m; ++r) {
+      const float step = k.integer_row(x + r * xs, kp, q);
+      for (int64_t j = 0; j < n; j += kGroupRows) {
+        const PackedRows g = packed(j, scale, offset);
+        k.packed_tables(g);
+        k.integer_product(g, std::min(kGroupRows, n - j), q, kp, step, y + r * ys + j);
+      }
+    }
+  }
+
   // Eight rows at a time; for several activation rows they are expanded once.  The bits are those of the expanded weights either way.
   void packed_matmul(int64_t n, const float* x, int64_t xs, int64_t m, int64_t kp, float* y, int64_t ys) {
-    const QuantFormat& f = t.quant;
-    const int64_t groups = f.groups(t.weight_k), bytes = f.group_bytes(t.weight_k);
+    const int64_t groups = t.quant.groups(t.weight_k);
     float *scale = take(kGroupRows * groups), *offset = take(kGroupRows * groups), *expanded = take(kGroupRows * kp);
     for (int64_t j = 0; j < n; j += kGroupRows) {
-      const auto* data = static_cast<const uint8_t*>(t.weight) + j / kGroupRows * bytes;
-      const PackedRows g{data, f.bits, f.record_bytes(), f.code_bytes(), f.entry_bytes(), std::countr_zero(uint64_t(f.record_k())),
-                         f.group ? std::countr_zero(uint64_t(f.group)) : 62, groups,
-                         f.group ? nullptr : data + f.records(t.weight_k) * f.record_bytes(), f.kind, f.bf16, scale, offset};
+      const PackedRows g = packed(j, scale, offset);
       const int64_t rows = std::min(kGroupRows, n - j);
       k.packed_tables(g);
       if (m == 1) {

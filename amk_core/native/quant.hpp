@@ -6,6 +6,8 @@ namespace amk {
 
 constexpr int64_t kGroupRows = 8, kUnitBytes = 512;
 constexpr int64_t kFirstQuantDtype = 16, kQuantDtypes = 26;  // places of the formats in ir.DTYPES
+constexpr int64_t kIntegerDtypes = 8;                         // behind them, those with activations of 8 bits
+constexpr int64_t kMostIntegerK = 1 << 17;                    // 32 bits hold so many products of two codes
 
 enum QuantKind : int32_t { kSym, kZero, kMin };
 
@@ -14,18 +16,24 @@ struct QuantFormat {
   int32_t kind = kSym;
   bool bf16 = false;  // dtype of scales and offsets, else float16
   int64_t group = 0;  // 0: the whole row
+  bool integer = false;  // activations of 8 bits
 
   // False where the dtype is not a quantised one.
   static bool of(int64_t dtype, QuantFormat* out) {
     constexpr int64_t kEight[] = {0, 32, 64, 128}, kFour[] = {32, 64, 128};
     int64_t k = dtype - kFirstQuantDtype;
+    if (k >= kQuantDtypes && k < kQuantDtypes + kIntegerDtypes) {
+      k -= kQuantDtypes;
+      *out = {8, kSym, k >= 4, kEight[k % 4], true};
+      return true;
+    }
     if (k < 0 || k >= kQuantDtypes) return false;
     const bool bf16 = k >= kQuantDtypes / 2;
     k %= kQuantDtypes / 2;
     if (k < 4)
-      *out = {8, kSym, bf16, kEight[k]};
+      *out = {8, kSym, bf16, kEight[k], false};
     else
-      *out = {4, int32_t((k - 4) % 3), bf16, kFour[(k - 4) / 3]};
+      *out = {4, int32_t((k - 4) % 3), bf16, kFour[(k - 4) / 3], false};
     return true;
   }
 

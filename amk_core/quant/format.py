@@ -8,6 +8,8 @@ kinds an offset beside it:
 * ``zero``: value = scale * (code - zero), zero an integer (the layout of GPTQ and AWQ)
 * ``min``: value = scale * code + minimum (the layout of GGUF Q4_1)
 
+Formats of 8 bits exist once more with activations of 8 bits (``-a8``): the same codes, multiplied as integers.
+
 The name of a format is also the dtype of a quantised weight buffer in a schedule.
 """
 
@@ -42,12 +44,15 @@ class QuantFormat:
         group: values of K that share a scale: 32, 64 or 128; 0 (8 bits only): the whole row.
         kind: ``sym``, or for 4 bits also ``zero`` and ``min``.
         scale: dtype of scales and offsets.
+        activations: 8 (8 bits only): what it is multiplied with is rounded to 8 bits, each row with a scale of its own; 0: as the
+            mode rounds it.
     """
 
     bits: int
     group: int
     kind: Kind = "sym"
     scale: ScaleDtype = "f16"
+    activations: Literal[0, 8] = 0
 
     def __post_init__(self) -> None:
         if self.bits not in GROUPS:
@@ -59,11 +64,16 @@ class QuantFormat:
             raise QuantError(f"kind is {self.kind!r}; required is sym" + ("" if self.bits == 8 else ", zero or min"))
         if self.scale not in SCALE_DTYPES:
             raise QuantError(f"scale is {self.scale!r}; required is f16 or bf16")
+        if self.activations not in ((0, 8) if self.bits == 8 else (0,)):
+            raise QuantError(f"activations is {self.activations!r}; required is 0" + (" or 8" if self.bits == 8 else " for 4 bits"))
 
     @property
     def name(self) -> str:
-        """``int8``, ``int8-g128``, ``int4-g64``, ``int4-g32-min``, and so on; ``-bf16`` behind it for bf16 scales."""
+        """``int8``, ``int8-g128``, ``int4-g32-min``, and so on; behind it ``-a8`` for activations of 8 bits, ``-bf16`` for bf16
+        scales.
+        """
         parts = [f"int{self.bits}", f"g{self.group}" if self.group else "", self.kind if self.kind != "sym" else ""]
+        parts += ["a8" if self.activations else ""]
         return "-".join(p for p in (*parts, self.scale if self.scale != "f16" else "") if p)
 
     def __str__(self) -> str:
@@ -133,6 +143,7 @@ def _all() -> tuple[QuantFormat, ...]:
     for scale in SCALE_DTYPES:
         out += [QuantFormat(8, g, "sym", scale) for g in GROUPS[8]]
         out += [QuantFormat(4, g, kind, scale) for g in GROUPS[4] for kind in KINDS]
+    out += [QuantFormat(8, g, "sym", scale, 8) for scale in SCALE_DTYPES for g in GROUPS[8]]
     return tuple(out)
 
 

@@ -32,6 +32,13 @@ class ProgramError(ValueError):
     """The tables ask for something that the device VM does not run; the message names the task."""
 
 
+# The three bytes of an activation are rows of one product, and a product of one or two sequences has rows to spare.
+INTEGER_ACTIVATIONS = (
+    "activations of 8 bits (formats with -a8) run on the CPU VM; the CUDA VM multiplies the same codes with activations of 21 bits "
+    "in the same integer products, as fast for one sequence and nearer: name the format without -a8"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Dims:
     """What is a compile-time constant of a build."""
@@ -195,6 +202,8 @@ def plan_build(
     """
     budget = smem_bytes - STATIC_BYTES
     d = dims
+    if any(f is not None and f.activations for f in (d.layers, d.head)):
+        raise ProgramError(INTEGER_ACTIVATIONS)
     warps = EXACT_WARPS if d.exact else FAST_WARPS
     defines = constants(d, warps, trace)
     if d.layers or d.head:  # other builds keep their machine code

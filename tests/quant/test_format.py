@@ -18,15 +18,26 @@ def values(rows: int, k: int, seed: int = 0) -> np.ndarray:
 
 
 def test_names_are_unique_and_parse_back() -> None:
-    assert len(BY_NAME) == len(FORMATS) == 26
+    assert len(BY_NAME) == len(FORMATS) == 34
     assert all(QuantFormat.parse(f.name) == f for f in FORMATS)
     assert QuantFormat(4, 128, "zero", "bf16").name == "int4-g128-zero-bf16"
     assert QuantFormat(8, 0).name == "int8"
+    assert QuantFormat(8, 32, "sym", "bf16", 8).name == "int8-g32-a8-bf16"
+    assert QuantConfig.parse("int8,head=int8-a8").integer
+    assert not QuantConfig.parse("int8,head=stored").integer
 
 
 @pytest.mark.parametrize(
     ("fields", "word"),
-    [((5, 64), "bits"), ((8, 48), "group"), ((4, 0), "group"), ((8, 64, "zero"), "kind"), ((4, 64, "sym", "f32"), "scale")],
+    [
+        ((5, 64), "bits"),
+        ((8, 48), "group"),
+        ((4, 0), "group"),
+        ((8, 64, "zero"), "kind"),
+        ((4, 64, "sym", "f32"), "scale"),
+        ((4, 64, "sym", "f16", 8), "activations is 8; required is 0 for 4 bits"),
+        ((8, 64, "sym", "f16", 4), "required is 0 or 8"),
+    ],
 )
 def test_a_format_that_does_not_exist_is_refused(fields: tuple, word: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(QuantError, match=word):

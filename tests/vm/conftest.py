@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from amk_core.quant import QuantMatrix
+from amk_core.quant import layout as quant_layout
 from amk_core.schedule import ops, tables
 from amk_core.schedule.build import Builder
 from amk_core.schedule.config import ScheduleConfig
@@ -28,7 +30,7 @@ F32, I32 = np.float32, np.int32
 
 @dataclass
 class Case:
-    """One task: parameters by name, buffers by parameter name (float arrays hold what is stored), and the launch."""
+    """One task: parameters by name, buffers by parameter name (float arrays of what is stored, a QuantMatrix), and the launch."""
 
     op: str
     params: dict[str, Any]
@@ -39,7 +41,7 @@ class Case:
     mode: str = "exact"
 
     def dtype(self, name: str) -> str:
-        return self.dtypes.get(name, "i32" if self.arrays[name].dtype == I32 else "f32")
+        return self.dtypes.get(name) or ("i32" if self.arrays[name].dtype == I32 else "f32")
 
     def buffer_params(self) -> list[str]:
         return [n for n in ops.BY_NAME[self.op].params if n in self.arrays]
@@ -98,7 +100,12 @@ class Lab:
         if "w" in self.names:
             w, dtype = c.arrays["w"], c.dtype("w")
             times = 2 if c.op == "gate_up" else 1
-            rows = w[times * c.params["row0"] : times * c.params["row1"]]
+            part = slice(times * c.params["row0"], times * c.params["row1"])
+            if isinstance(w, QuantMatrix):
+                raw, dtype = quant_layout.pack(w.take(part)).reshape(-1), "f32"
+                tape = np.concatenate([tape, raw, tape])
+                return UncheckedVM(tables.pack(self.schedule), np.array([4 * TILE_ALIGN], np.int64), tape, dtype, isa)
+            rows = w[part]
             padded = np.zeros((len(rows), -(-w.shape[1] // LANES) * LANES), F32)
             padded[:, : w.shape[1]] = rows
             raw = stored(padded, dtype).view(np.uint8).reshape(-1)
