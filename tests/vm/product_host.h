@@ -1,6 +1,6 @@
 // The quantised product of one task on the host, by the kernel's own code: this file stands in for the headers that speak to the card.
 // A slot of the ring is memory of its own that ends where its bytes end and goes when every warp has released it: a read beyond them, or
-// too late, kills the process.
+// too late, is SIGSEGV.
 #pragma once
 #include "host_fibers.h"
 

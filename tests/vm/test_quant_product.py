@@ -69,7 +69,7 @@ def product(code: tuple[ctypes.CDLL, int], m: QuantMatrix, x: np.ndarray, halves
         tile_shape(m.rows, m.k, m.format)[0], block, ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(out.ctypes.data), m.rows,
         int(halves),
     )  # fmt: skip
-    assert not failed, ("", "threads wait for each other", "no such case")[failed]
+    assert not failed, ("", "threads wait for each other", "no such case", "a read outside a slot, or slots left over")[failed]
     return out
 
 
