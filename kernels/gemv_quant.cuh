@@ -71,6 +71,15 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
     constexpr int kLoads = kStageRecords;
     auto record_of = [&](int i) { return warp + kWarps * (record0 + i); };
     auto k_of = [&](int i) { return record_of(i) * 128 + lane * 4; };
+    // The largest values of all records first, then their integers in one go: exchanges of a warp keep what is around them apart.  Of
+    // records beyond K there are zeros, for which there is room.
+    auto put = [&](int r, const float4 (&x)[kLoads]) {
+      uint32_t most[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) most[i] = Limbs::most(x[i]);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) Limbs::put<Source::kHalves, W::kAsRows>(place(i, r), lane, x[i], most[i]);
+    };
     auto put_squares = [&](int r, float squares) {
       squares = tree_sum(squares);
       if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
@@ -94,10 +103,11 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
         for (int r = 0; r < kSome; ++r) {
           if (kRows % kSome != 0 && r0 + r >= kRows) break;
           float squares = 0.0f;
+          float4 each[kLoads];
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
             const uint4* from = v + r * kEach + i * kAccesses;
-            float4 x;
+            float4& x = each[i];
             if constexpr (Source::kNormed) {
               const float2 a = floats_of(from[0]), b = floats_of(from[1]);
               squares = fma_f32(a.x, a.x, squares);
@@ -108,8 +118,8 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
             } else {
               x = Limbs::of_pairs(from[0].x, from[0].z);
             }
-            if (record_of(i) < S::kRecords) Limbs::put<false, W::kAsRows>(place(i, r0 + r), lane, x);
           }
+          put(r0 + r, each);
           if (Source::kNormed) put_squares(r0 + r, squares);
         }
       }
@@ -132,9 +142,11 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
         for (int r = 0; r < kSome; ++r) {
           if (kRows % kSome != 0 && r0 + r >= kRows) break;
           float squares = 0.0f;
+          float4 each[kLoads];
 #pragma unroll
           for (int i = 0; i < kLoads; ++i) {
-            float4 x = v[r][i];
+            float4& x = each[i];
+            x = v[r][i];
             if constexpr (Source::kNormed) {
               squares = fma_f32(x.x, x.x, squares);
               squares = fma_f32(x.y, x.y, squares);
@@ -144,8 +156,8 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
             } else {
               x = Limbs::of_floats(x);
             }
-            if (record_of(i) < S::kRecords) Limbs::put<Source::kHalves, W::kAsRows>(place(i, r0 + r), lane, x);
           }
+          put(r0 + r, each);
           if (Source::kNormed) put_squares(r0 + r, squares);
         }
       }

@@ -199,14 +199,18 @@ struct Limbs {
   }
   static __device__ __forceinline__ float4 of_floats(float4 v) { return of_pairs(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)); }
 
-  // Values 4q .. 4q + 3 of unit s, for q = lane % 8 and s = lane / 8; kHalves: 2q, 2q + 1, 2q + 16 and 2q + 17.  All lanes of a warp.
-  // kColumns: as the columns of products.
-  template <bool kHalves, bool kColumns = false>
-  static __device__ __forceinline__ void put(uint8_t* to, int lane, float4 v) {
+  // Bits of the largest of a warp's values.  All lanes.
+  static __device__ __forceinline__ uint32_t most(float4 v) {
     auto size = [](float x) { return bits_of(x) & 0x7fffffffu; };
     const uint32_t a = size(v.x) > size(v.y) ? size(v.x) : size(v.y), b = size(v.z) > size(v.w) ? size(v.z) : size(v.w);
+    return __reduce_max_sync(~0u, a > b ? a : b);
+  }
+  // Values 4q .. 4q + 3 of unit s, for q = lane % 8 and s = lane / 8; kHalves: 2q, 2q + 1, 2q + 16 and 2q + 17.  kColumns: as the columns
+  // of products.
+  template <bool kHalves, bool kColumns = false>
+  static __device__ __forceinline__ void put(uint8_t* to, int lane, float4 v, uint32_t most) {
     float up, down;
-    integer_scale(__reduce_max_sync(~0u, a > b ? a : b), up, down);
+    integer_scale(most, up, down);
     uint32_t limb[3];
     bytes_of_activations(v.x, v.y, v.z, v.w, up, limb[0], limb[1], limb[2]);
     const int s = lane / 8, q = lane % 8;

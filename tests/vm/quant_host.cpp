@@ -97,7 +97,7 @@ static void fast(const std::vector<uint8_t>& tape, const float* activations, int
       float4 v{x(first), x(first + 1), x(second), x(second + 1)};
       if (what == 'p') v = Limbs::of_pairs(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
       if (what == 'f') v = Limbs::of_floats(v);
-      Limbs::put<HALVES != 0>(staged.data() + r * W::kStageBytes, lane, v);
+      Limbs::put<HALVES != 0>(staged.data() + r * W::kStageBytes, lane, v, Limbs::most(v));
     }
     g_meeting.arrive_and_wait();
     for (int group = 0; group < groups; ++group) {
