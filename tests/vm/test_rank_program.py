@@ -223,7 +223,7 @@ def test_what_the_device_vm_for_ranks_does_not_serve_is_said() -> None:
     with pytest.raises(ProgramError, match=r"sm_90 and later have; sm_89 has none: lower without ranks"):
         rank_program.plan_ranks(s, dims, "sm_89", H200.smem_bytes)
     with pytest.raises(ProgramError, match=r"leave 1 slots of weights on sm_120"):
-        rank_program.plan_ranks(s, dims, "sm_120", 70_000)
+        rank_program.plan_ranks(s, dims, "sm_120", 50_000)
     wide = ranked("big", 8, 8)
     with pytest.raises(ProgramError, match=r"rows have 4096 values; required are 2 slots and rows of at most 2048"):
         rank_program.plan_ranks(wide, rank_program.rank_dims(wide), "sm_90", H200.smem_bytes)
