@@ -106,15 +106,15 @@ def test_a_decode_step_of_ranks_and_a_prompt_without_them_share_keys_and_values(
     assert traced.tape is decode.vm.tape
 
 
-def test_ranks_that_the_cost_model_chose_give_way_to_what_the_card_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_the_cost_model_chose_give_way_to_what_the_card_places(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "best_ranks", lambda g, target: Ranks(3, 2))
-    monkeypatch.setattr(driver, "_driver", lambda: FakeCard(CLUSTERS=2))
+    card.facts["CLUSTERS"] = 2  # one card all along: memory of a card that is gone must not be given back to another
     loaded: Any = amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks="auto")
     assert loaded.ranks == Ranks(2, 2)
     assert type(loaded.program("decode").vm) is RankVM
     assert "R1.h" in {b.name for b in loaded.schedules["decode"].buffers}
     assert "R2.h" not in {b.name for b in loaded.schedules["decode"].buffers}
-    monkeypatch.setattr(driver, "_driver", lambda: FakeCard(CLUSTERS=1))
+    card.facts["CLUSTERS"] = 1
     loaded = amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks="auto")
     assert loaded.ranks is None
     assert type(loaded.program("decode").vm) is CudaVM
