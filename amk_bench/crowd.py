@@ -79,7 +79,7 @@ def repeat(case: Case, seconds: float) -> int:
     vm = guarded(case, device)
     want = results(case, vm, device)
     # Pools of tagged elements are cleared before a launch, guard and all.
-    guards = {f"behind {k}": bytes([0 if k in vm.memory.tagged else GUARD_BYTE]) * GUARD for k in vm.memory.pools}
+    guards = {f"behind {k}": bytes([vm.unwritten if k in vm.memory.tagged else GUARD_BYTE]) * GUARD for k in vm.memory.pools}
     stray = [k for k, v in guards.items() if want[k] != v]
     end, n, differ = time.monotonic() + seconds, 1, dict.fromkeys(want, 0)
     while time.monotonic() < end:

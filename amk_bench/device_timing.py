@@ -105,9 +105,12 @@ class Timing:
 def timed_vm(
     model: str, context: int, device: Any, cache: Any, config: Mapping[str, Any], *, batch: int = 1, trace: bool = False,
     flight: tuple[int, int, int] | None = None, shared: dict[str, Any] | None = None, layers: int = 0,
-    weights: str = "", ranks: Ranks | None = None,
+    weights: str = "", ranks: Ranks | None = None, marked: bool | None = None, macros: Mapping[str, int] | None = None,
 ) -> Any:  # fmt: skip
-    """A decode program of a public shape with random weights, quantised as ``weights`` says; ``shared`` keeps big allocations."""
+    """A decode program of a public shape with random weights, quantised as ``weights`` says; ``shared`` keeps big allocations.
+
+    ``flight``, ``marked``: as ``plan_build`` takes them; ``macros``: more for the build.
+    """
     from amk_core.vm.cuda import CudaVM
     from amk_core.vm.rank_vm import RankVM
 
@@ -144,8 +147,9 @@ def timed_vm(
     kind = RankVM if ranks else CudaVM
     vm = kind.__new__(kind)
     vm._start(
-        tables.pack(s), layout.locate(s), keep["tape"], bound, {"kv": keep["kv"]}, device, trace=trace, cache=cache, flight=flight
-    )
+        tables.pack(s), layout.locate(s), keep["tape"], bound, {"kv": keep["kv"]}, device, trace=trace, cache=cache, flight=flight,
+        marked=marked, macros=macros,
+    )  # fmt: skip
     vm.buffer("stop_ids")[:] = -1
     vm.buffer("token")[:] = 5
     vm.launch(1, [0] * batch + [1] * batch)

@@ -3,6 +3,7 @@
 #pragma once
 #include "common.cuh"
 #include "finish.cuh"
+#include "marked.cuh"
 #include "ring.cuh"
 #include "tagged.cuh"
 #include "weights.cuh"
@@ -180,6 +181,30 @@ struct TaggedPairSource {
   static constexpr float eps = 0.0f;
   __device__ __forceinline__ const uint2* address(int r, int k, int) const { return x + r * (K / 2) + k / 2; }
 };
+
+#if AMK_MARKED
+// Marked values, which go straight to the lanes that multiply them: eight values of a row are two accesses of floats, or one of pairs.
+// `kUnitWords`, `kPartWords`: words from one unit of K to the next, and from one access of a unit to the next.
+struct MarkedNormSource {
+  static constexpr bool kNormed = true, kHalves = false, kPolled = false;
+  static constexpr int kAccesses = 2, kUnitWords = 32 * kRows, kPartWords = 16 * kRows;
+  const uint32_t* h;  // this step's half
+  float eps;
+  __device__ __forceinline__ const uint32_t* address(int r, int k) const { return h + marked_float(r, k, kRows); }
+  // Norm weights of values 4 part .. + 4 of the lane's eight at the warp's j-th unit; another lane fetched them.
+  __device__ __forceinline__ float4 weight(const Context c, int j, int part) const {
+    return *Prologue::norm({c.turn, c.warp, c.lane, c.thread - c.lane + j % 4 * 8 + c.lane % 4 * 2 + part}, j / 4);
+  }
+};
+template <int K>
+struct MarkedPairSource {
+  static constexpr bool kNormed = false, kHalves = false, kPolled = false;
+  static constexpr int kAccesses = 1, kUnitWords = 16 * kRows, kPartWords = 0;
+  const uint32_t* x;
+  static constexpr float eps = 0.0f;
+  __device__ __forceinline__ const uint32_t* address(int r, int k) const { return x + marked_pair(r, k, kRows); }
+};
+#endif
 static_assert(!kTagged || (kHidden % 4 == 0 && kQSize % 4 == 0 && kInter % 4 == 0), "tagged rows are read four values at a time");
 
 }  // namespace amk

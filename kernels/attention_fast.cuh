@@ -13,6 +13,7 @@
 #include "common.cuh"
 #include "combine.cuh"
 #include "gemv_fast.cuh"
+#include "marked.cuh"
 #include "tagged.cuh"
 
 namespace amk {
@@ -213,10 +214,15 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   const AttentionWork work(c.work());
   const int seq = c.p(attn::seq), head = c.p(attn::kv_head), pos = c.p(attn::pos_var);
   const bool merges = c.p(attn::out) >= 0;
-  uint2* const out = c.at<uint2>(attn::out) + (seq * kQSize + head * kGroup * D) / 2;
+  [[maybe_unused]] uint2* const out = c.at<uint2>(attn::out) + (seq * kQSize + head * kGroup * D) / 2;
   if (c.tokens(pos, seq) == 0) {  // the readers of the output wait for every row
     if (merges)
-      for (int i = c.thread; i < kGroup * D / 2; i += kThreads) store_element(out + i, 0, tag_of(c));
+      for (int i = c.thread; i < kGroup * D / 2; i += kThreads)
+#if AMK_MARKED
+        put_pair<kQSize>(c, c.at<void>(attn::out), seq, head * kGroup * D + 2 * i, 0);
+#else
+        store_element(out + i, 0, tag_of(c));
+#endif
     return;
   }
   const int position = c.first(pos, seq), last = position / kBlock, splits = c.p(attn::splits), warp = c.warp, g = c.lane >> 2, t = c.lane & 3;
@@ -268,7 +274,11 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
     merge_warps(c, work, there, 0, kGroup, [&](int r, int e, float2 x, float top, float total) {
       if (alone) {  // what merging one block gives
         const float inverse = reciprocal_fast(total);
+#if AMK_MARKED
+        put_pair<kQSize>(c, c.at<void>(attn::out), seq, (head * kGroup + r) * D + e, pack_bf16(x.x * inverse, x.y * inverse));
+#else
         store_element(out + (r * D + e) / 2, pack_bf16(x.x * inverse, x.y * inverse), tag_of(c));
+#endif
       } else {
         if (e == 0) store_floats(part + r * stride, top, total, tag_of(c));
         store_floats(part + r * stride + kPartHead + e, x.x, x.y, tag_of(c));

@@ -3,6 +3,7 @@
 // lies in slot (b % splits) * blocks + b / splits.
 #pragma once
 #include "common.cuh"
+#include "marked.cuh"
 #include "tagged.cuh"
 
 namespace amk {
@@ -212,7 +213,11 @@ __device__ __forceinline__ void merge_group(const Context c, const Partials part
   for (int o = 0; o < kOuts; ++o) {
     const int pair = c.thread + o * kThreads;
     const float inverse = reciprocal_fast(batch[o].total);
+#if AMK_MARKED
+    if (pair < kPairs) put_pair<kQSize>(c, out, seq, kv_head * kGroup * kHeadDim + 2 * pair, pack_bf16(sum[o].x * inverse, sum[o].y * inverse));
+#else
     if (pair < kPairs) store_element(out + (seq * kQSize + kv_head * kGroup * kHeadDim) / 2 + pair, pack_bf16(sum[o].x * inverse, sum[o].y * inverse), tag);
+#endif
   }
 }
 #endif

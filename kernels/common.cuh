@@ -12,6 +12,9 @@
     !defined(AMK_KV_HEADS) || !defined(AMK_HEAD_DIM) || !defined(AMK_EXACT) || !defined(AMK_TAGGED) || !defined(AMK_WORK_BYTES)
 #error "the host defines the model's dimensions; see amk_core/vm/program.py"
 #endif
+#ifndef AMK_MARKED  // values of several rows carry no tags, see marked.cuh
+#define AMK_MARKED 0
+#endif
 
 namespace amk {
 

@@ -2,6 +2,7 @@
 // Reads the token (generic), the table (read-only); writes its columns of out.  A row without a token becomes zeros.
 #pragma once
 #include "common.cuh"
+#include "marked.cuh"
 #include "tagged.cuh"
 
 namespace amk {
@@ -35,7 +36,11 @@ __device__ __noinline__ bool run_embed(const Context c, int* row, int* seen) {
       if (i >= n) break;
       float a = f32_of_bf16(uint16_t(v[j])), b = f32_of_bf16(uint16_t(v[j] >> 16));
       if (scale != 1.0f) a = a * scale, b = b * scale;
+#if AMK_MARKED
+      put_floats<kHidden>(c, c.at<void>(embed::out), i / pairs, col0 + i % pairs * 2, a, b);
+#else
       store_floats(c.at<uint2>(embed::out) + i / pairs * kHidden + col0 + i % pairs * 2, a, b, tag_of(c));
+#endif
     }
   }
   return true;

@@ -2,6 +2,7 @@
 // and KV append, residual addition, SiLU product, logits.  Shared by the exact and the fast matrix product.
 #pragma once
 #include "common.cuh"
+#include "marked.cuh"
 #include "tagged.cuh"
 
 namespace amk {
@@ -36,6 +37,13 @@ struct Finish {
   // What `apply` needs from memory: cosine and sine, or the residual pair.
   __device__ __forceinline__ float2 prefetch(const Context c, int local, int r) const {
     if (kind == kResidual) {
+#if AMK_MARKED
+      uint64_t pair[1];
+      auto where = [&](int) { return marked_residual(c, local, r); };
+      marked_words_start(pair, [](int) { return true; }, where);
+      marked_words_rest(c, pair, where);
+      return floats_of(pair[0]);
+#endif
       if constexpr (kTagged) {
         uint4 v[1];
         poll(c, v, [](int) { return true; }, [&](int) { return tagged_residual(local, r); });
@@ -53,11 +61,20 @@ struct Finish {
   __device__ __forceinline__ const uint2* tagged_residual(int local, int r) const {
     return reinterpret_cast<const uint2*>(residual) + r * kHidden + first + local;
   }
+#if AMK_MARKED
+  __device__ __forceinline__ const uint32_t* marked_residual(const Context c, int local, int r) const {
+    return marked_words(c, const_cast<float*>(residual), kHidden) + marked_float(r, first + local, kRows);
+  }
+#endif
   __device__ __forceinline__ uint2* tagged_out(int element) const { return reinterpret_cast<uint2*>(out) + element; }
 
   // Tagged kGate: two activations of neighbouring pairs become one element; `local` is the first pair's.
   __device__ __forceinline__ void store_gates(const Context c, int local, int r, float a, float b) const {
+#if AMK_MARKED
+    put_pair<kInter>(c, out, r, first + local / 2, pack_bf16(a, b));
+#else
     store_element(tagged_out(r * (kInter / 2) + (first + local / 2) / 2), pack_bf16(a, b), tag_of(c));
+#endif
   }
   static __device__ __forceinline__ float gate(float a, float b) { return silu(a) * b; }
 
@@ -67,7 +84,11 @@ struct Finish {
     } else if (kind == kGate) {  // rows 2j and 2j + 1 are gate j and up j
       out[r * kInter + first + local / 2] = gate(a, b);
     } else if (kind == kResidual && kTagged) {
+#if AMK_MARKED
+      put_floats<kHidden>(c, out, r, first + local, pre.x + a, pre.y + b);
+#else
       store_floats(tagged_out(r * kHidden + first + local), pre.x + a, pre.y + b, tag_of(c));
+#endif
     } else if (kind == kResidual) {
       *reinterpret_cast<float2*>(out + r * kHidden + first + local) = make_float2(pre.x + a, pre.y + b);
     } else {

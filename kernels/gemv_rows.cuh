@@ -11,9 +11,11 @@ namespace amk {
 template <int K, class W = LayerWeights, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
   using S = Slices<K, W>;
-  constexpr bool kByPiece = S::kByPiece && !Source::kNormed;  // the sum of squares takes a row at once
+  constexpr bool kDirect = AMK_MARKED != 0;  // marked activations go to the lanes that multiply them, past shared memory
+  constexpr bool kByPiece = kDirect ? S::kTapePieces > 1 : S::kByPiece && !Source::kNormed;  // the sum of squares takes a row at once
   constexpr int kStageLoads = kByPiece ? S::kPieceUnits / kWarps / 4 : S::kLoads;
   static_assert(!Source::kPolled || S::kStaged || kByPiece, "tagged activations are staged");
+  static_assert(!kDirect || (kRowTiles == 1 && !(kByPiece && Source::kNormed)), "a normalised row of marked values is one piece");
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
   uint8_t* staged = FastWork::staged() + warp * ((kByPiece ? S::kPieceUnits / kWarps : S::kWarpUnits) * kRows * 64);
 
@@ -35,6 +37,20 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 
   // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
   auto open = [&] {
+#if AMK_MARKED
+    uint64_t residual[kPre];
+    auto wanted = [&](int i) { return finish.kind == Finish::kResidual && pair_exists(i); };
+    auto where = [&](int i) { return finish.marked_residual(c, local_of(i), row_of(i)); };
+    marked_words_start(residual, wanted, where);
+    if constexpr (kEager) stream.template next<true>(c, 0);
+    if (Source::kNormed) {
+      Prologue::wait();
+      __syncwarp();  // other lanes copied what this one reads
+    }
+    marked_words_rest(c, residual, where);
+#pragma unroll
+    for (int i = 0; i < kPre; ++i) pre[i] = floats_of(residual[i]);
+#else
     if constexpr (Source::kPolled) {
       uint4 residual[kPre];
       auto wanted = [&](int i) { return finish.kind == Finish::kResidual && pair_exists(i); };
@@ -54,7 +70,13 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       if constexpr (kEager) stream.template next<true>(c, 0);
       if (Source::kNormed) Prologue::wait();
     }
+#endif
   };
+#if AMK_MARKED
+  // Fragments of the warp's units of a piece, those of rows 8 to 16 behind those of rows 0 to 8.
+  constexpr int kDirectUnits = kByPiece ? S::kPieceUnits / kWarps : S::kWarpUnits, kSides = kRows > 8 ? 2 : 1;
+  uint4 direct[kSides * kDirectUnits];
+#endif
   // Stages the activations of all rows from the warp's load `load0` on, several rows under way at a time.
   auto stage = [&](int load0, bool first) {
     constexpr int kLoads = kStageLoads;
@@ -64,6 +86,62 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       squares = tree_sum(squares);
       if (lane == 0) FastWork::squares()[r * kWarps + warp] = squares;
     };
+#if AMK_MARKED
+    constexpr int kAccesses = Source::kAccesses, kAll = kSides * kDirectUnits;
+    constexpr int kSome = AMK_MARKED_WINDOW / kAccesses < kAll ? AMK_MARKED_WINDOW / kAccesses : kAll;  // fragments under way
+    const int g = lane >> 2, t = lane & 3;
+    const uint32_t* mine = source.address(g, (warp + kWarps * 4 * load0) * 32 + t * 8);
+    float squares[4][2];  // of what four lanes of a staged load would have: units j % 4, halves of a lane's eight values
+#pragma unroll
+    for (int n0 = 0; n0 < kAll; n0 += kSome) {
+      uint4 v[kSome * kAccesses];
+      auto unit_of = [&](int i) { return warp + kWarps * (4 * load0 + (n0 + i / kAccesses) % kDirectUnits); };
+      auto row_at = [&](int i) { return g + (n0 + i / kAccesses) / kDirectUnits * 8; };
+      auto needed = [&](int i) { return n0 + i / kAccesses < kAll && unit_of(i) < S::kUnits && row_at(i) < kRows; };
+      auto address = [&](int i) {  // a constant from `mine`
+        const int n = n0 + i / kAccesses;
+        return mine + (n % kDirectUnits * kWarps * Source::kUnitWords + n / kDirectUnits * 8 * 16 + i % kAccesses * Source::kPartWords);
+      };
+      marked_start<!Source::kNormed>(v, needed, address);
+      if (first && n0 == 0) open();
+      if (c.thread == 0) poke(ring.polling, 1);
+      marked_rest<!Source::kNormed>(c, v, address);
+      if (c.thread == 0) poke(ring.polling, 0);
+      if (first && n0 == 0) note_arrival(c);
+#pragma unroll
+      for (int i = 0; i < kSome && n0 + i < kAll; ++i) {
+        if constexpr (Source::kNormed) {
+          const int j = (n0 + i) % kDirectUnits, r = g + (n0 + i) / kDirectUnits * 8;
+          uint32_t half[2][2];
+#pragma unroll
+          for (int part = 0; part < 2; ++part) {
+            const uint4 from = v[i * 2 + part];
+            const float4 x = make_float4(float_of(from.x), float_of(from.y), float_of(from.z), float_of(from.w));
+            float sum = j < 4 ? 0.0f : squares[j % 4][part];
+            sum = fma_f32(x.x, x.x, sum), sum = fma_f32(x.y, x.y, sum), sum = fma_f32(x.z, x.z, sum), sum = fma_f32(x.w, x.w, sum);
+            squares[j % 4][part] = sum;
+            const bool there = warp + kWarps * j < S::kUnits;  // no weights were fetched beyond K
+            const float4 y = times(x, there ? source.weight(c, j, part) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+            half[part][0] = pack_bf16(y.x, y.y), half[part][1] = pack_bf16(y.z, y.w);
+          }
+          direct[n0 + i] = make_uint4(half[0][0], half[0][1], half[1][0], half[1][1]);
+          if (j == kDirectUnits - 1) {  // tree_sum over the lanes of a staged load, most of whose values this lane has
+            float sum[2];
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+              auto of = [&](int unit) { return unit < kDirectUnits ? squares[unit][part] : 0.0f; };
+              sum[part] = (of(0) + of(2)) + (of(1) + of(3));
+              sum[part] = sum[part] + __shfl_xor_sync(~0u, sum[part], 2);
+              sum[part] = sum[part] + __shfl_xor_sync(~0u, sum[part], 1);
+            }
+            if (t == 0 && r < kRows) FastWork::squares()[r * kWarps + warp] = sum[0] + sum[1];
+          }
+        } else {
+          direct[n0 + i] = v[i];
+        }
+      }
+    }
+#else
     if constexpr (Source::kPolled) {
       constexpr int kAccesses = Source::kAccesses, kEach = kLoads * kAccesses, kMost = 16 / kEach;
       constexpr int kSome = kMost < 1 ? 1 : (kMost < kRows ? kMost : kRows);  // rows under way
@@ -150,6 +228,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       }
     }
     __syncwarp();
+#endif
   };
 
   stage(0, true);
@@ -160,7 +239,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
   }
 
-  constexpr bool kHeld = S::kHeld;
+  constexpr bool kHeld = S::kHeld && !kDirect;
   uint4 held_low[kHeld ? S::kWarpUnits : 1], held_high[kHeld ? S::kWarpUnits : 1];
   if constexpr (kHeld) {
 #pragma unroll
@@ -187,7 +266,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       for (int piece = 0; piece < S::kTapePieces; ++piece) {
         if constexpr (kByPiece) {
           if (piece != staged_piece) {
-            __syncwarp();  // all lanes have read the piece before
+            if constexpr (!kDirect) __syncwarp();  // all lanes have read the piece before
             stage(piece * kStageLoads, false);
             staged_piece = piece;
           }
@@ -196,7 +275,11 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 #pragma unroll
         for (int a = 0; a < kTurn; ++a) {
           if (a > 0 && group + a >= g1) break;
+#if AMK_MARKED
+#pragma unroll  // fragments in registers have constant numbers
+#else
 #pragma unroll 1
+#endif
           for (int s = 0; s < S::kPieceSlots; ++s) {
             const int slot = piece * S::kPieceSlots + s;
             if (slot >= S::kPieces) break;
@@ -212,8 +295,13 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
                 if constexpr (kHeld) {
                   x = held_low[i], y = held_high[i];
                 } else {
+#if AMK_MARKED
+                  const int j = s * (W::kSlot / kWarps) + i;
+                  x = direct[j], y = kSides > 1 ? direct[(kSides - 1) * kDirectUnits + j] : make_uint4(0, 0, 0, 0);
+#else
                   const int j = (kByPiece ? s : slot) * (W::kSlot / kWarps) + i;
                   load_fragment<K, W, kByPiece>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);
+#endif
                 }
                 float(&sum)[2][4] = acc[a * kRowTiles + m];
                 mma_bf16(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);

@@ -47,6 +47,8 @@ template <int K>
 __device__ __forceinline__ void run_project(const Context c) {
 #if AMK_EXACT
   AMK_PRODUCT<K, LayerWeights>(c, ExactPlain<K>{c.at<const float>(o_proj::x)}, Finish::of(c));
+#elif AMK_MARKED
+  AMK_PRODUCT<K, LayerWeights>(c, MarkedPairSource<K>{marked_words(c, c.at<void>(o_proj::x), K / 2)}, Finish::of(c));
 #elif AMK_TAGGED
   AMK_PRODUCT<K, LayerWeights>(c, TaggedPairSource<K>{c.at<const uint2>(o_proj::x)}, Finish::of(c));
 #else
@@ -74,6 +76,8 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
       const Finish finish = Finish::of(c);
 #if AMK_EXACT
       const ExactNorm<kHidden> source{c.at<const float>(qkv::h), weight, c.real(eps)};
+#elif AMK_MARKED
+      const MarkedNormSource source{marked_words(c, c.at<void>(qkv::h), kHidden), c.real(eps)};
 #elif AMK_TAGGED
       const TaggedNormSource source{c.at<const uint2>(qkv::h), weight, c.real(eps)};
 #else

@@ -65,10 +65,10 @@ class CudaVM:
         self, data: bytes, task_weight: npt.NDArray[np.int64], tape: npt.NDArray[np.uint8] | Memory,
         bound: Mapping[str, npt.NDArray[Any] | Memory], pools: Mapping[str, Memory], device: Device, *, trace: bool = False,
         cache: Path | None = None, flight: tuple[int, int, int] | None = None, macros: Mapping[str, int] | None = None,
-        options: Sequence[str] = (),
+        options: Sequence[str] = (), marked: bool | None = None,
     ) -> None:  # fmt: skip
         """Without the certificate: the door of tests and measurements.  ``macros``, ``options``: more for the build."""
-        self._running, self._handles = False, []
+        self._running, self._handles, self._marked = False, [], marked
         self._s = s = tables.unpack(data)
         self._device, facts = device, device.facts
         self._dims = dims = self._constants(s)
@@ -143,7 +143,9 @@ class CudaVM:
 
     def _plan(self, trace: bool, flight: tuple[int, int, int] | None) -> Build:
         facts = self._device.facts
-        return plan_build(self._dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight, pairs=self.pairs)
+        return plan_build(
+            self._dims, facts.arch, facts.smem_bytes, trace=trace, flight=flight, pairs=self.pairs, marked=self._marked
+        )
 
     def _check_room(self) -> None:
         """All queues are on the card at once (CudaError)."""
@@ -158,6 +160,11 @@ class CudaVM:
     def _records(self, task_weight: npt.NDArray[np.int64]) -> Program:
         units, m = self.build.defines["AMK_SLOT_UNITS"], self.memory
         return build_program(self._s, self._dims, units, m.address, task_weight, self._tape.address)
+
+    @property
+    def unwritten(self) -> int:
+        """What the bytes of tagged pools hold before a launch: no tag of any step, and the marker of marked values."""
+        return 0xFF if "AMK_MARKED" in self.build.defines else 0
 
     def close(self) -> None:
         """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""
@@ -242,7 +249,7 @@ class CudaVM:
         self._control.upload(stream)
         self._counters.fill(0, stream=stream)
         for pool in () if self._single else self.memory.tagged:  # no tag of an earlier launch is left
-            self.memory.pools[pool].fill(0, stream=stream)
+            self.memory.pools[pool].fill(self.unwritten, stream=stream)
         self._launch["bound_ns"] = int(min(spin_timeout_s, 1e6) * 1e9)
         self._launch["steps"] = steps
         self.start_kernel(stream)

@@ -26,6 +26,7 @@ SAMPLER_BYTES = 16384
 # the columns of integer products, 2: as their rows.
 PAIRS = 2
 PAIR_SLOT_UNITS, PAIR_SLOTS = 64, 4  # a slot holds a piece of both row groups; fewer slots hide too little
+MARKED_FROM_ROWS = 0  # rows of a step from which builds hand marked values on by default; 0: none does, until a card has spoken
 
 
 class ProgramError(ValueError):
@@ -183,9 +184,15 @@ def unit_bytes(fmt: QuantFormat | None) -> int:
     return UNIT_BYTES if fmt is None else quant_tape.record_bytes(fmt)
 
 
+def markable(d: Dims) -> bool:
+    """Whether a marker may stand in for tags (kernels/marked.cuh): several rows of whole units, a normalised one in one piece."""
+    whole = all(k % UNIT_K == 0 for k in (d.hidden, d.q_size, d.inter)) and bool(units_of(d.hidden) <= PIECE_UNITS)
+    return d.tagged and 1 < d.rows <= 16 and whole and not (d.layers or d.head)
+
+
 def plan_build(
     dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int, int] | None = None,
-    pairs: int | None = None, pair_slots: int = PAIR_SLOTS,
+    pairs: int | None = None, pair_slots: int = PAIR_SLOTS, marked: bool | None = None,
 ) -> Build:  # fmt: skip
     """Choose what shared memory is used for.
 
@@ -196,6 +203,7 @@ def plan_build(
             warps wait for activations; default by architecture.
         pairs: how one row of activations meets quantised weights, where shared memory holds ``pair_slots`` slots of pairs;
             default: PAIRS.
+        marked: values of several rows carry no tags; default: from MARKED_FROM_ROWS on, where that can be.
 
     Raises:
         ProgramError: the model does not fit the kernels or the card.
@@ -204,6 +212,13 @@ def plan_build(
     d = dims
     if any(f is not None and f.activations for f in (d.layers, d.head)):
         raise ProgramError(INTEGER_ACTIVATIONS)
+    if marked is None:
+        marked = 0 < MARKED_FROM_ROWS <= d.rows and markable(d)
+    elif marked and not markable(d):
+        raise ProgramError(
+            f"marked values serve tagged decoding of 2 to 16 rows with bf16 weights, whole units of {UNIT_K} values and at most "
+            f"{PIECE_UNITS} of them in a normalised row; leave marked out"
+        )
     warps = EXACT_WARPS if d.exact else FAST_WARPS
     defines = constants(d, warps, trace)
     if d.layers or d.head:  # other builds keep their machine code
@@ -251,7 +266,7 @@ def plan_build(
         return staged(k) if staged(k) <= cap or d.tagged else 0
 
     fixed = 2 * ((32 if d.rows > 8 else 16) * 8 + 4) * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
-    stage = max(kept(k) for k in (d.hidden, d.q_size, d.inter))
+    stage = 0 if marked else max(kept(k) for k in (d.hidden, d.q_size, d.inter))  # marked values go past shared memory
     if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
         stage = staged(d.q_size)
         if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:
@@ -289,4 +304,6 @@ def plan_build(
     }  # fmt: skip
     if any(formats):
         defines |= {"AMK_SLOT_BYTES": slot_bytes, "AMK_PAIRS": in_pairs if units == PAIR_SLOT_UNITS else 0}
+    if marked:
+        defines |= {"AMK_MARKED": 1}
     return Build(defines, work + slots * slot_bytes, (warps + 1) * 32)

@@ -82,6 +82,28 @@ def test_tagged_decoding_of_several_sequences_spills_no_more_than_is_stated(
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
 
 
+@pytest.mark.parametrize(
+    ("model", "arch", "batch", "limit"),
+    [
+        (MODEL, "sm_80", 4, SPILL_LIMIT_BYTES),
+        (MODEL, "sm_86", 2, SPILL_LIMIT_BYTES),
+        ("llama-3.2-1b", "sm_89", 8, SPILL_LIMIT_BYTES),
+        ("llama-3.2-1b", "sm_90", 2, SPILL_LIMIT_BYTES),
+        ("llama-3.2-1b", "sm_90", 8, SPILL_LIMIT_BYTES),
+        ("llama-3.2-1b", "sm_90", 16, SPILL_LIMIT_16_ROWS_BYTES),
+        ("tinyllama-1.1b", "sm_120", 4, SPILL_LIMIT_BYTES),
+    ],
+)
+def test_marked_values_compile_and_spill_no_more_than_is_stated(model: str, arch: str, batch: int, limit: int, cache: Path) -> None:
+    target = Target("few", "cpu", 4, smem(arch))
+    s = lower(GRAPH_SHAPES[model], ScheduleConfig(handoff="tagged"), target, Geometry(batch=batch, context=64), "fast")
+    build = plan_build(Dims.of(s), arch, smem(arch), marked=True)
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert build.defines["AMK_MARKED"] == 1
+    assert kernel.spill_store_bytes <= limit
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 def test_quantised_weights_compile_for_every_architecture_without_spills(arch: str, cache: Path) -> None:
     build = plan_build(Dims.of(schedule("llama-3.2-1b", weights="int4-g128,head=int4-g128")), arch, smem(arch))

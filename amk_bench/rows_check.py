@@ -1,0 +1,189 @@
+"""Ways in which a decode step of several sequences may hand its values on, on a card: equal bits, then the time of each.
+
+    python -m amk_bench.rows_check [--model llama-3.2-1b] [--batches 1,2,4,8,16] [--position 128] [--trace]
+
+Random weights.  All builds are compiled first, side by side.  Every way of a batch has to give the tokens and logits of the first
+way, and the first sequence those that it has alone.  Ends with a table: microseconds a step, and their ratio to the first batch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from amk_bench.device_cases import bits
+from amk_bench.device_timing import timed_vm
+from amk_core.graph import GRAPH_SHAPES
+from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.lower import Geometry, lower
+from amk_core.targets import Target
+from amk_core.vm import nvrtc, tracing
+from amk_core.vm.plan import Build, Dims, ProgramError, plan_build
+
+CONTEXT, STEPS, LAUNCHES, CHECKED_STEPS = 2176, 32, 7, 6
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to build the program of a schedule.
+
+    Attributes:
+        marked, flight: as ``plan_build`` takes them.
+        macros: more for the build.
+        least: rows of a step from which it is another way than those before.
+    """
+
+    name: str
+    marked: bool = False
+    flight: tuple[int, int, int] | None = None
+    macros: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    least: int = 1
+
+    def plan(self, dims: Dims, arch: str, smem_bytes: int, trace: bool = False) -> Build:
+        return plan_build(dims, arch, smem_bytes, trace=trace, flight=self.flight, marked=self.marked)
+
+
+WAYS = (
+    Way("tagged"),
+    Way("marked", marked=True, least=2),
+    Way("marked, 8 accesses under way", marked=True, macros=MappingProxyType({"AMK_MARKED_WINDOW": 8}), least=2),
+    Way("marked, 2 slots in flight, 1 behind", marked=True, flight=(2, 1, 1), least=2),
+)
+
+
+def schedule_dims(model: str, batch: int, arch: str, queues: int, smem_bytes: int) -> Dims:
+    target = Target("card", arch, queues, smem_bytes)
+    return Dims.of(lower(GRAPH_SHAPES[model], ScheduleConfig(), target, Geometry("decode", batch, 1, CONTEXT), "fast"))
+
+
+def compiled(defines: Mapping[str, int], arch: str, cache: Path | None) -> str:
+    k = nvrtc.build(defines, arch, cache).kernel("amk_run")
+    return f"{k.registers} registers, {k.spill_store_bytes} bytes spilled"
+
+
+def prepare(model: str, batches: Sequence[int], facts: Any, cache: Path | None, trace: bool) -> dict[tuple[str, int], str]:
+    """Compile everything that will run, as many builds at once as there are cores; what the compiler says of each."""
+    out: dict[tuple[str, int], str] = {}
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+        running = {}
+        for batch in batches:
+            dims = schedule_dims(model, batch, facts.arch, facts.sms, facts.smem_bytes)
+            for way in WAYS:
+                if batch < way.least:
+                    continue
+                try:
+                    plans = [
+                        way.plan(dims, facts.arch, facts.smem_bytes, tracer) for tracer in ((False, True) if trace else (False,))
+                    ]
+                except ProgramError as e:
+                    out[way.name, batch] = f"not here: {e}"
+                    continue
+                running[way.name, batch] = [pool.submit(compiled, {**p.defines, **way.macros}, facts.arch, cache) for p in plans]
+        for key, jobs in running.items():
+            out[key] = jobs[0].result()
+            for job in jobs[1:]:
+                job.result()
+    return out
+
+
+def answers(vm: Any, position: int) -> tuple[Any, Any]:
+    """Tokens and last logits of a short launch from token 5 of every sequence."""
+    vm.buffer("token")[:] = 5
+    vm.buffer("done")[:] = 0
+    logits = vm.buffer("logits")
+    vm.launch(CHECKED_STEPS, vm.variables(position, CHECKED_STEPS))
+    vm.wait()
+    return vm.buffer("out")[:CHECKED_STEPS].copy(), logits.copy()
+
+
+def table(batches: Sequence[int], us: Mapping[tuple[str, int], float]) -> str:
+    """Markdown: a way a row, a batch a column, the ratio to the first batch of the first way behind the time."""
+    base = us.get((WAYS[0].name, batches[0]))
+    out = ["| us a step | " + " | ".join(f"batch {b}" for b in batches) + " |", "| --- " * (len(batches) + 1) + "|"]
+    for way in WAYS:
+        cells = []
+        for b in batches:
+            t = us.get((way.name, b))
+            cells.append("" if t is None else f"{t:.1f}" + (f" ({t / base:.2f})" if base else ""))
+        out.append(f"| {way.name} | {' | '.join(cells)} |")
+    return "\n".join(out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--batches", default="1,2,4,8,16")
+    parser.add_argument("--position", type=int, default=128)
+    parser.add_argument("--trace", action="store_true", help="where the time of a step goes, for every way")
+    parser.add_argument("--cache", type=Path, default=None)
+    args = parser.parse_args(argv)
+    from amk_core.vm.driver import Device
+
+    batches = [int(b) for b in args.batches.split(",")]
+    device = Device()
+    print(device.facts, flush=True)
+    said = prepare(args.model, batches, device.facts, args.cache, args.trace)
+    us: dict[tuple[str, int], float] = {}
+    failed, shared = 0, dict[str, Any]()
+    alone: tuple[Any, Any] | None = None
+    for batch in batches:
+        first: tuple[Any, Any] | None = None
+        for way in WAYS:
+            if batch < way.least:
+                continue
+            label = f"batch {batch:2d} {way.name:36s}"
+            if said[way.name, batch].startswith("not here"):
+                print(f"{label} {said[way.name, batch]}", flush=True)
+                continue
+            make: dict[str, Any] = {
+                "batch": batch, "shared": shared, "marked": way.marked, "flight": way.flight, "macros": way.macros,
+            }  # fmt: skip
+            try:
+                vm = timed_vm(args.model, CONTEXT, device, args.cache, {}, **make)
+                got = answers(vm, args.position)
+                words = []
+                if first is not None:
+                    same = all(bits(a) == bits(b) for a, b in zip(got, first, strict=True))
+                    words.append("same bits as the first way" if same else "OTHER BITS than the first way")
+                    failed += not same
+                if alone is not None:
+                    same = bits(got[0][:, 0]) == bits(alone[0][:, 0]) and bits(got[1][0]) == bits(alone[1][0])
+                    words.append("sequence 0 as alone" if same else "sequence 0 DIFFERS from alone")
+                    failed += not same
+                first = first or got
+                if batch == 1:
+                    alone = got
+                seconds = vm.time_launches(STEPS, vm.variables(args.position, STEPS), LAUNCHES + 2)[2:]
+                samples = np.array(seconds) / STEPS * 1e6
+                us[way.name, batch] = float(np.median(samples))
+                spread = f"{samples.min():.1f} to {samples.max():.1f}"
+                print(
+                    f"{label} {us[way.name, batch]:7.1f} us a step ({spread}), {said[way.name, batch]}; {', '.join(words)}",
+                    flush=True,
+                )
+                vm.close()
+                if args.trace:
+                    vm = timed_vm(args.model, CONTEXT, device, args.cache, {}, trace=True, **make)
+                    vm.launch(4, vm.variables(args.position, 4))
+                    vm.wait()
+                    axis = tracing.timeline(vm.schedule, *vm.trace_records())
+                    print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
+                    vm.close()
+            except Exception as e:
+                print(f"FAIL {label} {type(e).__name__}: {e}", flush=True)
+                failed += 1
+    print(table(batches, us))
+    print(f"{args.model} at position {args.position}, random weights; {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

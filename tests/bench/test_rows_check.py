@@ -1,0 +1,75 @@
+"""The check of several rows on a card, without one: what it compares, what it prints, when it fails."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amk_bench import rows_check
+from amk_bench.rows_check import WAYS, schedule_dims
+from amk_core.vm.plan import ProgramError
+
+
+class Machine:
+    """A program whose logits are its ``answer`` and whose step takes ``us``."""
+
+    def __init__(self, batch: int, answer: float, us: float) -> None:
+        self.us = us
+        self.buffers = {"token": np.zeros((batch, 1)), "done": np.zeros((batch, 1)), "out": np.zeros((128, batch), np.int32)}
+        self.buffers["logits"] = np.full((batch, 4), answer, np.float32)
+
+    def buffer(self, name: str) -> Any:
+        return self.buffers[name]
+
+    def variables(self, position: int, steps: int) -> list[int]:
+        return [position, steps]
+
+    def launch(self, steps: int, variables: list[int]) -> None:
+        self.buffers["out"][:steps] = 7
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def time_launches(self, steps: int, variables: list[int], repeats: int) -> list[float]:
+        return [self.us * steps * 1e-6] * repeats
+
+
+def run(monkeypatch: pytest.MonkeyPatch, answer: Any) -> int:
+    from amk_core.vm import driver
+
+    def timed_vm(model: str, context: int, device: Any, cache: Any, config: Any, **how: Any) -> Machine:
+        return Machine(how["batch"], answer(how), 600.0 + 10 * how["batch"] - 5 * how["marked"])
+
+    ready = {(way.name, b): "100 registers" for way in WAYS for b in (1, 4)} | {(WAYS[2].name, 4): "not here: too long"}
+    monkeypatch.setattr(driver, "Device", lambda: SimpleNamespace(facts="a card"))
+    monkeypatch.setattr(rows_check, "prepare", lambda *rest: ready)
+    monkeypatch.setattr(rows_check, "timed_vm", timed_vm)
+    return rows_check.main(["--batches", "1,4"])
+
+
+def test_equal_bits_end_in_a_table_of_times_and_ratios(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, lambda how: 1.0) == 0
+    out = capsys.readouterr().out
+    assert "| tagged | 610.0 (1.00) | 640.0 (1.05) |" in out
+    assert "| marked |  | 635.0 (1.04) |" in out
+    assert f"batch  4 {WAYS[2].name:36s} not here: too long" in out
+    assert out.count("same bits as the first way") == 2
+    assert out.count("sequence 0 as alone") == 3
+
+
+def test_other_bits_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, lambda how: 1.0 + how["marked"]) == 1
+    out = capsys.readouterr().out
+    assert "OTHER BITS" in out
+    assert "DIFFERS from alone" in out
+
+
+def test_every_way_is_a_plan_of_its_own_where_it_can_be() -> None:
+    plans = [way.plan(schedule_dims("llama-3.2-1b", 2, "sm_90", 4, 232_448), "sm_90", 232_448) for way in WAYS]
+    assert len({(tuple(sorted({**p.defines, **way.macros}.items()))) for p, way in zip(plans, WAYS, strict=True)}) == len(WAYS)
+    with pytest.raises(ProgramError, match="marked"):
+        WAYS[1].plan(schedule_dims("llama-3.1-8b", 2, "sm_90", 4, 232_448), "sm_90", 232_448)

@@ -1,0 +1,230 @@
+"""Fast decoding of several sequences by the kernels' own code, compiled for the host: marked values give the bits of tagged ones.
+
+Instructions are replaced (rows_host.h): the ring by the tape, tensor cores by sums, polls by loads that must find their value.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from host_compiler import compiled
+from host_text import host_text, part
+
+from amk_bench.device_cases import CASES, Array, Case, bits, device_tape, relative, run_cpu, run_reference
+from amk_core import resources
+from amk_core.schedule import ops
+from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.pack import aligned_zeros
+from amk_core.vm import reference
+from amk_core.vm.plan import Dims, ProgramError, markable, plan_build
+from amk_core.vm.program import build_program
+
+HERE, SMEM = Path(__file__).parent, 232_448
+DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "b32": np.uint32, "tag64": np.uint64}
+# In the order in which they include each other: the functions of each that the host replaces.
+KERNELS: dict[str, str] = {
+    "common.cuh": "report sync_tasks any_thread load_shared_f32 load_shared_f32x2 load_shared_f32x4 load_shared_i32 load_table "
+    "load_table_x4 exp_fast reciprocal_fast rsqrt_fast pack_bf16",
+    "weights.cuh": "mma_bf16 mma_s8",
+    "tagged.cuh": "load_elements store_elements store_element peek poke poll_is_over",
+    "marked.cuh": "load_marked_pairs load_marked_word store_marked_pair store_marked_floats",
+    "finish.cuh": "",
+    "activations.cuh": "copy_16 copy_4",
+    "combine.cuh": "",
+    "gemv_fast.cuh": "",
+    "gemv_rows.cuh": "",
+    "attention_fast.cuh": "load_shared_u32x4 transpose_8x8",
+    "embed.cuh": "",
+}
+CURSOR = """
+constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kPieceUnits = 64;
+struct RingCursor {  // every slot of the tile in the loader's order
+  TileRuns runs{tile};
+  const uint8_t* at = tape_at;
+  const uint8_t* wait() const { return at; }
+  void release(int, int) {
+    __syncwarp();
+    const uint32_t units = runs.run < runs.unit.slot ? runs.run : runs.unit.slot;
+    at += units * kUnitBytes, runs.take(units);
+  }
+  void keep(int) const {
+    if (runs.left != 0) std::abort();  // the task leaves weights behind
+  }
+};
+inline void tile_argmax(const Context, const float*) {}
+inline bool run_sample(const Context) { std::abort(); }
+inline void atomicMin(uint32_t*, uint32_t) {}
+inline void report(const Fault&) { std::abort(); }
+"""
+
+
+def text() -> str:
+    """The kernels' text, and the dispatch of tasks."""
+    kernels, vm = resources.kernels_dir(), resources.vm_dir()
+    out = ['#include "rows_host.h"']
+    for name, replaced in KERNELS.items():
+        t = host_text((kernels / name).read_text(), replaced.split())
+        if name == "common.cuh":
+            t = t.replace(
+                "extern __shared__ __align__(128) uint8_t dynamic_shared[];",
+                "alignas(128) static uint8_t dynamic_shared[AMK_WORK_BYTES];",
+            )
+            t = t.replace("__shared__ Shared shared;", "static Shared shared;").replace("constexpr int kThreads = kWarps * 32;", "")
+            t = t.replace("int thread;", "int thread = current;")
+            runs = (vm / "ring.cuh").read_text()
+            plain = part(runs[runs.index("#else\nstruct TileUnits {") :], r"^struct TileUnits \{")
+            t += (
+                "namespace amk {\n#define AMK_QUANT 0\n"
+                + CURSOR.replace("struct RingCursor", f"{plain}\n{part(runs, r'^struct TileRuns .')}\nstruct RingCursor")
+                + "}\n"
+            )
+        out.append(t)
+    scheduler = (vm / "scheduler.cu").read_text()
+    product = scheduler[scheduler.index("// A matrix of K columns") : scheduler.index("// Between tasks nothing")]
+    out.append("namespace amk {\n" + part((vm / "waits.cuh").read_text(), r"^enum Outcome ") + host_text(product) + "}\n")
+    return "\n".join(out)
+
+
+MAP = """#include "marked_map.h"
+using namespace amk;
+extern "C" void words(int rows, int k, int* floats, int* pairs) {
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < k; ++i) *floats++ = marked_float(r, i, rows), *pairs++ = marked_pair(r, i & ~1, rows);
+}
+"""
+
+
+class Kernels:
+    """A program whose tasks are the kernels' code, in the order of the schedule; argmax and sampler are the reference's."""
+
+    def __init__(self, c: Case, s: Schedule, folder: Path, marked: bool) -> None:
+        dims = Dims.of(s)
+        plan = plan_build(dims, "sm_90", SMEM, marked=marked)
+        (folder / "rows_text.h").write_text(text())
+        flags = ["-O2", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}", f"-I{resources.vm_dir()}"]
+        flags += [f"-D{k}={v}" for k, v in plan.defines.items()]
+        self.code = ctypes.CDLL(str(compiled(folder / f"rows{int(marked)}.so", [HERE / "rows_host_main.cpp"], *flags)))
+        m = c.random_model()
+        self.tape, where = device_tape(c, m, s, s)
+        bound = m.bound(s)
+        self.arrays: list[Any] = []
+        for b in s.buffers:
+            if b.kind is Kind.WEIGHT:
+                self.arrays.append(np.zeros((1, 1)))
+                continue
+            a = aligned_zeros(b.bytes).view(DTYPES[b.dtype]).reshape(b.rows, b.cols)
+            if b.tagged and marked:
+                a.view(np.uint8)[:] = 0xFF
+            if b.name in bound:
+                a[...] = bound[b.name].view(a.dtype)
+            self.arrays.append(a)
+        self.index = {b.name: i for i, b in enumerate(s.buffers)}
+        c.fill(s, self.array)
+        self.s, self.case = s, c
+        units = plan.defines["AMK_SLOT_UNITS"]
+        p = build_program(s, dims, units, lambda b: int(self.arrays[b].ctypes.data), where, 0)
+        self.records = aligned_zeros(p.tasks.nbytes).view(p.tasks.dtype)
+        self.records[:] = p.tasks
+        self.tiles = dict(zip(p.tasks["id"][p.streams].tolist(), p.tiles, strict=True))
+
+    def array(self, name: str) -> Any:
+        return self.arrays[self.index[name]]
+
+    def run(self) -> dict[str, Array]:
+        v = np.array(self.case.variables, np.int32)
+        for step in range(self.case.steps):
+            for at in np.argsort(self.records["id"]):
+                self.task(self.records[at : at + 1], step, v)
+        return self.case.results(self.s, self.array)
+
+    def unwritten(self, step: int) -> dict[str, float]:
+        """Share of the words of the step's half that hold the marker, of every buffer of marked values."""
+        out = {}
+        for name in self.index:
+            if name.endswith((".mid", ".h", ".act", ".attn")) or name == "embedded":
+                out[name] = float((self.array(name).reshape(-1).view(np.uint32).reshape(2, -1)[step % 2] == 0xFFFFFFFF).mean())
+        return out
+
+    def task(self, record: Any, step: int, v: Array) -> None:
+        t, op = int(record["id"][0]), ops.BY_CODE[int(record["op"][0])].name
+        c = self.s.columns
+        p = ops.BY_NAME[op].decode(c.par[c.par_off[t] : c.par_off[t + 1]])
+        if op == "sample":
+            reference.run(op, p, self.arrays, step, v.tolist())
+            return
+        tile = self.tiles.get(t, np.zeros((), self.tile_type))
+        weights = ctypes.c_void_p(self.tape.ctypes.data + int(tile["offset"]))
+        of = np.array(tile)
+        failed = self.code.run_task(
+            ctypes.c_void_p(record.ctypes.data),
+            step,
+            ctypes.c_void_p(v.ctypes.data),
+            len(v),
+            weights,
+            ctypes.c_void_p(of.ctypes.data),
+        )
+        assert not failed, f"threads of task {t} ({op}) wait for each other"
+
+    @property
+    def tile_type(self) -> Any:
+        return next(iter(self.tiles.values())).dtype
+
+
+def case(name: str, **changes: Any) -> Case:
+    return replace(next(c for c in CASES if c.name == name), **{"sampled": False, **changes})
+
+
+ROWS = (
+    case("fast-small-batch"),  # three sequences that end apart, in one block of attention and in two
+    case("fast-small-batch", batch=2, p0=(255, 40), tokens=(4, 4), steps=4, context=512),  # into the second block
+    case("fast-smol-batch", p0=(0, 3, 1, 7), tokens=(1,) * 4, steps=1, context=64),  # a warp has three units of K, two of them one
+    case("fast-wide-batch", p0=tuple(range(16)), tokens=(1,) * 14 + (0, 1), steps=1, context=64),  # long rows, piece by piece
+)
+
+
+@pytest.mark.parametrize("c", ROWS, ids=lambda c: f"{c.model}-{c.batch}")
+def test_marked_values_give_the_bits_of_tagged_ones(c: Case, tmp_path: Path) -> None:
+    s = c.schedule(3, {"handoff": "tagged"}, "sm_90")
+    kernels = [Kernels(c, s, tmp_path, marked) for marked in (False, True)]
+    tagged, marked = (k.run() for k in kernels)
+    assert {k: bits(v) for k, v in marked.items()} == {k: bits(v) for k, v in tagged.items()}
+    assert set(kernels[1].unwritten(c.steps - 1).values()) == {0.0}
+    assert set(kernels[1].unwritten(c.steps).values()) == {1.0}  # what the next step writes
+    if c.model == "small":
+        mine, theirs = (relative(x["logits"], run_reference(c, x)["logits"]) for x in (marked, run_cpu(c)))
+        assert 0 < mine <= 1.5 * theirs
+
+
+@pytest.mark.parametrize(("rows", "k"), [(2, 32), (3, 96), (16, 2048), (5, 576)])
+def test_marked_values_have_a_word_each_and_a_warp_reads_them_in_a_row(rows: int, k: int, tmp_path: Path) -> None:
+    source = tmp_path / "map.cpp"
+    source.write_text(MAP)
+    code = ctypes.CDLL(str(compiled(tmp_path / "map.so", [source], "-shared", "-fPIC", f"-I{resources.vm_dir()}")))
+    floats, pairs = (np.full((rows, k), -1, np.int32) for _ in range(2))
+    code.words(rows, k, ctypes.c_void_p(floats.ctypes.data), ctypes.c_void_p(pairs.ctypes.data))
+    assert sorted(floats.reshape(-1).tolist()) == list(range(rows * k))
+    assert sorted(pairs[:, ::2].reshape(-1).tolist()) == list(range(rows * k // 2))
+    unit = min(8, rows)
+    for first in (0, 4):  # either access of the lanes of a warp: four values of each eight, of up to eight rows
+        taken = floats[:unit, :32].reshape(unit, 4, 8)[:, :, first : first + 4].reshape(-1)
+        assert sorted(taken.tolist()) == list(range(int(taken.min()), int(taken.min()) + len(taken)))
+    assert sorted(pairs[:unit, :32:2].reshape(-1).tolist()) == list(range(16 * unit))
+
+
+def test_marked_values_are_for_several_rows_in_whole_units() -> None:
+    def dims(name: str, **changes: Any) -> Dims:
+        return Dims.of(case(name, **changes).schedule(3, {"handoff": "tagged"}, "sm_90"))
+
+    assert markable(dims("fast-small-batch"))
+    assert not markable(dims("fast-small-batch", batch=1, p0=(0,), tokens=(1,)))
+    assert not markable(dims("fast-big-batch"))  # a normalised row of more than a piece
+    with pytest.raises(ProgramError, match="leave marked out"):
+        plan_build(dims("fast-big-batch"), "sm_90", SMEM, marked=True)
+    plain, marked = (plan_build(dims("fast-wide-batch"), "sm_90", SMEM, marked=m).defines for m in (None, True))
+    assert "AMK_MARKED" not in plain  # until a card has spoken
+    assert marked["AMK_SLOTS"] > plain["AMK_SLOTS"]  # no shared memory for activations
