@@ -106,10 +106,12 @@ def timed_vm(
     model: str, context: int, device: Any, cache: Any, config: Mapping[str, Any], *, batch: int = 1, trace: bool = False,
     flight: tuple[int, int, int] | None = None, shared: dict[str, Any] | None = None, layers: int = 0,
     weights: str = "", ranks: Ranks | None = None, marked: bool | None = None, macros: Mapping[str, int] | None = None,
+    chunk: int = 0,
 ) -> Any:  # fmt: skip
     """A decode program of a public shape with random weights, quantised as ``weights`` says; ``shared`` keeps big allocations.
 
-    ``flight``, ``marked``: as ``plan_build`` takes them; ``macros``: more for the build.
+    ``flight``, ``marked``: as ``plan_build`` takes them; ``macros``: more for the build; ``chunk``: not decode but prompts, so many
+    tokens a step.
     """
     from amk_core.vm.cuda import CudaVM
     from amk_core.vm.rank_vm import RankVM
@@ -124,6 +126,8 @@ def timed_vm(
     else:
         s = lower(g, ScheduleConfig(**config), target, geometry, "fast", quant)
     layout = DeviceTapeLayout.of(s)
+    if chunk:
+        s = lower(g, ScheduleConfig(**config), target, Geometry("prefill", batch, chunk, context), "fast", quant)
     keep = shared if shared is not None else {}
     key = (model, layers, weights, ranks)
     if keep.get("tape_of") != key or keep["tape"].size < layout.bytes:
@@ -150,8 +154,11 @@ def timed_vm(
         tables.pack(s), layout.locate(s), keep["tape"], bound, {"kv": keep["kv"]}, device, trace=trace, cache=cache, flight=flight,
         marked=marked, macros=macros,
     )  # fmt: skip
-    vm.buffer("stop_ids")[:] = -1
-    vm.buffer("token")[:] = 5
+    if chunk:
+        vm.buffer("prompt")[:] = 5
+    else:
+        vm.buffer("stop_ids")[:] = -1
+        vm.buffer("token")[:] = 5
     vm.launch(1, [0] * batch + [1] * batch)
     vm.wait()
     return vm

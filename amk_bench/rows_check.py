@@ -1,9 +1,10 @@
-"""Ways in which a decode step of several sequences may hand its values on, on a card: equal bits, then the time of each.
+"""Ways to run steps of several rows, sequences or tokens of a prompt, on a card: equal bits, then the time of each.
 
-    python -m amk_bench.rows_check [--model llama-3.2-1b] [--batches 1,2,4,8,16] [--position 128] [--trace]
+    python -m amk_bench.rows_check [--model llama-3.2-1b] [--batches 1,2,4,8,16] [--position 128] [--prompt 1024] [--trace]
 
 Random weights.  All builds are compiled first, side by side.  Every way of a batch has to give the tokens and logits of the first
-way, and the first sequence those that it has alone.  Ends with a table: microseconds a step, and their ratio to the first batch's.
+way, and the first sequence those that it has alone; every way of a prompt the keys and values of the first one.  Ends with tables:
+microseconds a step, and their ratio to the first batch's; milliseconds of a prompt.
 """
 
 from __future__ import annotations
@@ -59,9 +60,37 @@ WAYS = (
 )
 
 
+@dataclass(frozen=True)
+class PromptWay:
+    """A way to run a prompt: tokens a step, and whether every tile of the output projection merges attention itself."""
+
+    name: str
+    chunk: int = 16
+    fused: bool = True
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {} if self.fused else {"fuse_combine": False}
+
+
+PROMPT_WAYS = (
+    PromptWay("16 rows a step"),
+    PromptWay("16 rows, attention merged apart", fused=False),
+    PromptWay("32 rows", 32),
+    PromptWay("32 rows, attention merged apart", 32, fused=False),
+)
+TOKENS = 128  # of a prompt in one launch
+
+
 def schedule_dims(model: str, batch: int, arch: str, queues: int, smem_bytes: int) -> Dims:
     target = Target("card", arch, queues, smem_bytes)
     return Dims.of(lower(GRAPH_SHAPES[model], ScheduleConfig(), target, Geometry("decode", batch, 1, CONTEXT), "fast"))
+
+
+def prompt_dims(model: str, way: PromptWay, facts: Any) -> Dims:
+    target = Target("card", facts.arch, facts.sms, facts.smem_bytes)
+    geometry = Geometry("prefill", 1, way.chunk, CONTEXT)
+    return Dims.of(lower(GRAPH_SHAPES[model], ScheduleConfig(**way.config), target, geometry, "fast"))
 
 
 def compiled(defines: Mapping[str, int], arch: str, cache: Path | None) -> str:
@@ -69,7 +98,9 @@ def compiled(defines: Mapping[str, int], arch: str, cache: Path | None) -> str:
     return f"{k.registers} registers, {k.spill_store_bytes} bytes spilled"
 
 
-def prepare(model: str, batches: Sequence[int], facts: Any, cache: Path | None, trace: bool) -> dict[tuple[str, int], str]:
+def prepare(
+    model: str, batches: Sequence[int], facts: Any, cache: Path | None, trace: bool, prompt: bool
+) -> dict[tuple[str, int], str]:
     """Compile everything that will run, as many builds at once as there are cores; what the compiler says of each."""
     out: dict[tuple[str, int], str] = {}
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
@@ -87,6 +118,12 @@ def prepare(model: str, batches: Sequence[int], facts: Any, cache: Path | None, 
                     out[way.name, batch] = f"not here: {e}"
                     continue
                 running[way.name, batch] = [pool.submit(compiled, {**p.defines, **way.macros}, facts.arch, cache) for p in plans]
+        for by_chunk in PROMPT_WAYS if prompt else ():
+            dims = prompt_dims(model, by_chunk, facts)
+            plans = [
+                plan_build(dims, facts.arch, facts.smem_bytes, trace=tracer) for tracer in ((False, True) if trace else (False,))
+            ]
+            running[by_chunk.name, 0] = [pool.submit(compiled, p.defines, facts.arch, cache) for p in plans]
         for key, jobs in running.items():
             out[key] = jobs[0].result()
             for job in jobs[1:]:
@@ -102,6 +139,45 @@ def answers(vm: Any, position: int) -> tuple[Any, Any]:
     vm.launch(CHECKED_STEPS, vm.variables(position, CHECKED_STEPS))
     vm.wait()
     return vm.buffer("out")[:CHECKED_STEPS].copy(), logits.copy()
+
+
+def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: bool, said: Mapping[tuple[str, int], str],
+            shared: dict[str, Any]) -> int:  # fmt: skip
+    """Prints a table of milliseconds of a prompt, launch by launch of TOKENS of them; how many ways gave other keys and values."""
+    last, failed, rows = GRAPH_SHAPES[model].n_layers - 1, 0, []
+    first: list[bytes] | None = None
+    places = range(0, tokens, TOKENS)
+    for way in PROMPT_WAYS:
+        try:
+            vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk)
+            steps, ms = TOKENS // way.chunk, []
+            for place in places:
+                ms.append(float(np.median(vm.time_launches(steps, [place, TOKENS], 4, refresh=False)[1:])) * 1e3)
+            vm.refresh(f"L{last}.k", f"L{last}.v")
+            got = [bits(vm.buffer(f"L{last}.{kind}")[:tokens]) for kind in "kv"]
+            first = first or got
+            failed += got != first
+            totals = [sum(ms[: n // TOKENS]) for n in (128, 512, 1024) if n <= tokens]
+            rows.append((way.name, totals))
+            verdict = "same keys and values" if got == first else "OTHER keys or values"
+            print(
+                f"prompt {way.name:34s} {' '.join(f'{t:.2f}' for t in ms)} ms a launch; {said[way.name, 0]}; {verdict}", flush=True
+            )
+            vm.close()
+            if trace:
+                vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk, trace=True)
+                vm.launch(steps, [places[-1], TOKENS])
+                vm.wait()
+                axis = tracing.timeline(vm.schedule, *vm.trace_records())
+                print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
+                vm.close()
+        except Exception as e:
+            print(f"FAIL prompt {way.name} {type(e).__name__}: {e}", flush=True)
+            failed += 1
+    print("| ms a prompt | " + " | ".join(f"{n} ids" for n in (128, 512, 1024) if n <= tokens) + " |")
+    for name, totals in rows:
+        print(f"| {name} | {' | '.join(f'{t:.2f}' for t in totals)} |")
+    return failed
 
 
 def table(batches: Sequence[int], us: Mapping[tuple[str, int], float]) -> str:
@@ -122,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="llama-3.2-1b")
     parser.add_argument("--batches", default="1,2,4,8,16")
     parser.add_argument("--position", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=1024, help=f"ids of a prompt, a multiple of {TOKENS}; 0: no prompt")
     parser.add_argument("--trace", action="store_true", help="where the time of a step goes, for every way")
     parser.add_argument("--cache", type=Path, default=None)
     args = parser.parse_args(argv)
@@ -130,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     batches = [int(b) for b in args.batches.split(",")]
     device = Device()
     print(device.facts, flush=True)
-    said = prepare(args.model, batches, device.facts, args.cache, args.trace)
+    said = prepare(args.model, batches, device.facts, args.cache, args.trace, args.prompt > 0)
     us: dict[tuple[str, int], float] = {}
     failed, shared = 0, dict[str, Any]()
     alone: tuple[Any, Any] | None = None
@@ -180,6 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             except Exception as e:
                 print(f"FAIL {label} {type(e).__name__}: {e}", flush=True)
                 failed += 1
+    if args.prompt:
+        failed += prompts(args.model, args.prompt, device, args.cache, args.trace, said, shared)
     print(table(batches, us))
     print(f"{args.model} at position {args.position}, random weights; {failed} failed")
     return 1 if failed else 0

@@ -552,7 +552,7 @@ def load(
         queues: CPU threads, by default the cores this process may use; SMs of the card, by default all of them.
         batch: sequences decoded side by side, 1 to 16.
         context: positions a sequence may have (sizes the KV cache); by default 2048 or what the model was trained for.
-        chunk: prompt tokens a step, 1 to 16.
+        chunk: prompt tokens a step, 1 to 32.
         config: scheduling choices; they never change a bit of the result.
         backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:

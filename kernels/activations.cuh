@@ -38,7 +38,7 @@ struct Slices {
   // Activations in shared memory, each warp its own: all of them, or one piece at a time.
   static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * W::kStageBytes, kPieceUnits = W::kPiece * W::kUnits, kPieceBytes = kRows * W::kPiece * W::kStageBytes;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
-  static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles == 1 && kPieceBytes <= AMK_STAGE_BYTES;
+  static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles <= 2 && kPieceBytes <= AMK_STAGE_BYTES;
   // Where a lane's activations fit its registers beside the weights, they stay there.
   static constexpr bool kHeld = kPieces == 1 && kRowTiles == 1 && kStaged && (!W::kQuantised || (kRowPairs == 1 && kPerWarp <= 4));
   static constexpr int kHeldWords = kHeld ? kPerWarp * 9 : 0;

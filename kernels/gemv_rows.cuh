@@ -184,7 +184,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         }
       }
     } else {
-      constexpr int kMost = Source::kHalves ? 1 : 8 / kLoads;
+      constexpr int kMost = Source::kHalves ? 1 : (kChunk > 16 ? 16 : 8) / kLoads;
       constexpr int kSome = kMost < 1 ? 1 : (kMost < kRows ? kMost : kRows);
 #pragma unroll 1
       for (int r0 = 0; r0 < kRows; r0 += kSome) {

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("exact", "fast"), default="fast", help="numeric plan (default: fast)")
     parser.add_argument("--purpose", choices=("decode", "prefill", "logits"), default="decode", help="default: decode")
     parser.add_argument("--batch", type=options.natural, default=1, help="sequences, up to 16 (default: 1)")
-    parser.add_argument("--chunk", type=options.natural, help="prompt tokens a step, up to 16 (default: 16; decode: 1)")
+    parser.add_argument("--chunk", type=options.natural, help="prompt tokens a step, up to 32 (default: 16; decode: 1)")
     parser.add_argument(
         "--weights", metavar="FORMAT", help="formats of quantised weights, such as int4-g128,head=int8 (default: none)"
     )

@@ -64,7 +64,7 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--purpose", choices=("decode", "prefill", "logits"), default="decode", help="default: decode")
     group.add_argument("--mode", choices=("exact", "fast"), default="exact", help="numeric plan (default: exact)")
     group.add_argument("--batch", type=natural, default=1, help="sequences, up to 16 (default: 1)")
-    group.add_argument("--chunk", type=natural, help="prompt tokens a step, up to 16 (default: 16; decode: 1)")
+    group.add_argument("--chunk", type=natural, help="prompt tokens a step, up to 32 (default: 16; decode: 1)")
     group.add_argument(
         "--context", type=natural, help=f"positions of the KV cache (default: the model's, at most {DEFAULT_CONTEXT})"
     )

@@ -40,7 +40,7 @@ KV_PAD_ROWS = 128  # rows behind the context: a launch may start at the last pos
 BESIDE_MERGED = 40 << 10  # bytes of shared memory for everything else, where merged attention lies there
 MAX_STOP_IDS = 16
 MAX_ROWS = 256  # rows of one step, batch * chunk
-MAX_BATCH, MAX_CHUNK = 16, 16
+MAX_BATCH, MAX_CHUNK = 16, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Geometry:
 
     Attributes:
         batch: sequences, 1 to 16.
-        chunk: tokens of each sequence in one step, 1 to 16 (1 for ``decode``).
+        chunk: tokens of each sequence in one step, 1 to 32 (1 for ``decode``).
         context: positions a sequence may have; the KV cache has KV_PAD_ROWS rows more.
         steps: steps of one launch at most; 0: as many as the padding allows.
     """

@@ -254,11 +254,14 @@ def plan_build(
         return d.rows * max(each)
 
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
+    wide = d.chunk > 16 and d.rows <= 32  # two tiles of rows: a short ring is enough where all weights serve twice the rows
+    if wide and budget >= 200_000:
+        cap = 128 * 1024
 
     def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none
         units = piece_units(d.layers)
         piece = d.rows * staged_bytes(units, d.layers)  # rows of activations longer than a piece may come piece by piece
-        by_piece = 1 < d.rows <= 16 and k == d.inter and units_of(k) > units
+        by_piece = 1 < d.rows <= (32 if wide else 16) and k == d.inter and units_of(k) > units
         if any(formats):  # integers are staged, or there are none
             return piece if by_piece and staged(k) > cap else staged(k)
         if by_piece and (piece <= cap or d.tagged):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amk_bench import rows_check
-from amk_bench.rows_check import WAYS, schedule_dims
+from amk_bench.rows_check import PROMPT_WAYS, WAYS, schedule_dims
 from amk_core.vm.plan import ProgramError
 
 
@@ -19,7 +19,7 @@ class Machine:
     def __init__(self, batch: int, answer: float, us: float) -> None:
         self.us = us
         self.buffers = {"token": np.zeros((batch, 1)), "done": np.zeros((batch, 1)), "out": np.zeros((128, batch), np.int32)}
-        self.buffers["logits"] = np.full((batch, 4), answer, np.float32)
+        self.buffers |= {name: np.full((batch, 4), answer, np.float32) for name in ("logits", "L15.k", "L15.v")}
 
     def buffer(self, name: str) -> Any:
         return self.buffers[name]
@@ -34,7 +34,9 @@ class Machine:
 
     def close(self) -> None: ...
 
-    def time_launches(self, steps: int, variables: list[int], repeats: int) -> list[float]:
+    def refresh(self, *names: str) -> None: ...
+
+    def time_launches(self, steps: int, variables: list[int], repeats: int, refresh: bool = True) -> list[float]:
         return [self.us * steps * 1e-6] * repeats
 
 
@@ -42,13 +44,19 @@ def run(monkeypatch: pytest.MonkeyPatch, answer: Any) -> int:
     from amk_core.vm import driver
 
     def timed_vm(model: str, context: int, device: Any, cache: Any, config: Any, **how: Any) -> Machine:
+        if "chunk" in how:
+            return Machine(1, answer({"marked": config != {}}), 1000.0 - how["chunk"])
         return Machine(how["batch"], answer(how), 600.0 + 10 * how["batch"] - 5 * how["marked"])
 
-    ready = {(way.name, b): "100 registers" for way in WAYS for b in (1, 4)} | {(WAYS[2].name, 4): "not here: too long"}
+    ready = (
+        {(way.name, 0): "100 registers" for way in PROMPT_WAYS}
+        | {(way.name, b): "100 registers" for way in WAYS for b in (1, 4)}
+        | {(WAYS[2].name, 4): "not here: too long"}
+    )
     monkeypatch.setattr(driver, "Device", lambda: SimpleNamespace(facts="a card"))
     monkeypatch.setattr(rows_check, "prepare", lambda *rest: ready)
     monkeypatch.setattr(rows_check, "timed_vm", timed_vm)
-    return rows_check.main(["--batches", "1,4"])
+    return rows_check.main(["--batches", "1,4", "--prompt", "256"])
 
 
 def test_equal_bits_end_in_a_table_of_times_and_ratios(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +67,8 @@ def test_equal_bits_end_in_a_table_of_times_and_ratios(monkeypatch: pytest.Monke
     assert f"batch  4 {WAYS[2].name:36s} not here: too long" in out
     assert out.count("same bits as the first way") == 2
     assert out.count("sequence 0 as alone") == 3
+    assert "| 16 rows a step | 7.87 |" in out  # eight steps of 984 us
+    assert "| 32 rows | 3.87 |" in out
 
 
 def test_other_bits_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +76,7 @@ def test_other_bits_fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "OTHER BITS" in out
     assert "DIFFERS from alone" in out
+    assert out.count("OTHER keys or values") == 2
 
 
 def test_every_way_is_a_plan_of_its_own_where_it_can_be() -> None:

@@ -52,6 +52,16 @@ def test_fast_compiles_for_every_architecture_without_spills(arch: str, handoff:
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
 
 
+@pytest.mark.parametrize(("model", "arch"), [("llama-3.2-1b", "sm_90"), (MODEL, "sm_86")])
+def test_prompts_of_32_rows_compile_and_spill_no_more_than_is_stated(model: str, arch: str, cache: Path) -> None:
+    target = Target("few", "cpu", 4, smem(arch))
+    s = lower(GRAPH_SHAPES[model], ScheduleConfig(fuse_combine=False), target, Geometry("prefill", 1, 32, 64), "fast")
+    build = plan_build(Dims.of(s), arch, smem(arch))
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_16_ROWS_BYTES
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
 @pytest.mark.parametrize(("model", "arch"), [("smollm2-135m", "sm_80"), ("llama-3.1-8b", "sm_90")])
 def test_sixteen_rows_spill_no_more_than_is_stated(model: str, arch: str, cache: Path) -> None:
     build = plan_build(Dims.of(schedule(model, purpose="prefill", chunk=16)), arch, smem(arch))

@@ -1,4 +1,5 @@
-"""Fast decoding of several sequences by the kernels' own code, compiled for the host: marked values give the bits of tagged ones.
+"""Fast steps of several rows by the kernels' own code, compiled for the host: marked values give the bits of tagged ones, and
+chunks of 32 rows those of 16.
 
 Instructions are replaced (rows_host.h): the ring by the tape, tensor cores by sums, polls by loads that must find their value.
 """
@@ -15,7 +16,7 @@ import pytest
 from host_compiler import compiled
 from host_text import host_text, part
 
-from amk_bench.device_cases import CASES, Array, Case, bits, device_tape, relative, run_cpu, run_reference
+from amk_bench.device_cases import CASES, GRAPHS, Array, Case, bits, device_tape, graph, relative, run_cpu, run_reference
 from amk_core import resources
 from amk_core.schedule import ops
 from amk_core.schedule.ir import Kind, Schedule
@@ -102,13 +103,15 @@ extern "C" void words(int rows, int k, int* floats, int* pairs) {
 class Kernels:
     """A program whose tasks are the kernels' code, in the order of the schedule; argmax and sampler are the reference's."""
 
-    def __init__(self, c: Case, s: Schedule, folder: Path, marked: bool) -> None:
+    def __init__(self, c: Case, s: Schedule, folder: Path, marked: bool = False) -> None:
         dims = Dims.of(s)
         plan = plan_build(dims, "sm_90", SMEM, marked=marked)
         (folder / "rows_text.h").write_text(text())
         flags = ["-O2", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}", f"-I{resources.vm_dir()}"]
         flags += [f"-D{k}={v}" for k, v in plan.defines.items()]
-        self.code = ctypes.CDLL(str(compiled(folder / f"rows{int(marked)}.so", [HERE / "rows_host_main.cpp"], *flags)))
+        self.code = ctypes.CDLL(
+            str(compiled(folder / f"rows-{len(list(folder.iterdir()))}.so", [HERE / "rows_host_main.cpp"], *flags))
+        )
         m = c.random_model()
         self.tape, where = device_tape(c, m, s, s)
         bound = m.bound(s)
@@ -175,6 +178,14 @@ class Kernels:
         return next(iter(self.tiles.values())).dtype
 
 
+LONG = graph("long", 96, 1088, 2112, 1, 8, 2, 64)  # warps have 4 or 5 units of K; the down projection two pieces, one of them short
+
+
+@pytest.fixture(autouse=True)
+def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRAPHS, LONG.name, LONG)  # type: ignore[arg-type]
+
+
 def case(name: str, **changes: Any) -> Case:
     return replace(next(c for c in CASES if c.name == name), **{"sampled": False, **changes})
 
@@ -182,8 +193,8 @@ def case(name: str, **changes: Any) -> Case:
 ROWS = (
     case("fast-small-batch"),  # three sequences that end apart, in one block of attention and in two
     case("fast-small-batch", batch=2, p0=(255, 40), tokens=(4, 4), steps=4, context=512),  # into the second block
-    case("fast-smol-batch", p0=(0, 3, 1, 7), tokens=(1,) * 4, steps=1, context=64),  # a warp has three units of K, two of them one
-    case("fast-wide-batch", p0=tuple(range(16)), tokens=(1,) * 14 + (0, 1), steps=1, context=64),  # long rows, piece by piece
+    case("fast-smol-batch", p0=(0, 3, 1, 7), tokens=(1,) * 4, steps=1, context=64),  # a warp has three units of K, some two
+    case("fast-wide-batch", model="long", p0=tuple(range(16)), tokens=(1,) * 14 + (0, 1), steps=1, context=64),
 )
 
 
@@ -228,3 +239,20 @@ def test_marked_values_are_for_several_rows_in_whole_units() -> None:
     plain, marked = (plan_build(dims("fast-wide-batch"), "sm_90", SMEM, marked=m).defines for m in (None, True))
     assert "AMK_MARKED" not in plain  # until a card has spoken
     assert marked["AMK_SLOTS"] > plain["AMK_SLOTS"]  # no shared memory for activations
+
+
+def test_a_chunk_of_32_rows_gives_the_bits_of_chunks_of_16(tmp_path: Path) -> None:
+    seen = []
+    for chunk, steps in ((32, 1), (16, 2)):
+        c = Case("chunks", "long", "fast", "logits", chunk=chunk, steps=steps, tokens=(30,), p0=(250,), context=512)
+        s = c.schedule(3, {"fuse_combine": chunk == 16}, "sm_90")
+        seen.append({k: bits(v) for k, v in Kernels(c, s, tmp_path).run().items()})
+    assert seen[0] == seen[1]
+
+
+def test_chunks_of_32_rows_stage_a_row_of_one_piece_and_longer_ones_piece_by_piece() -> None:
+    for chunk, stage in ((16, 16 * 2048 * 2), (32, 32 * 2048 * 2)):
+        c = Case("chunks", "wide", "fast", "prefill", chunk=chunk, steps=1, tokens=(chunk,))
+        plan = plan_build(Dims.of(c.schedule(3, {"fuse_combine": False}, "sm_90")), "sm_90", SMEM).defines
+        assert plan["AMK_STAGE_BYTES"] == stage
+        assert plan["AMK_SLOTS"] >= 4
