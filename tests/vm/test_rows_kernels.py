@@ -80,7 +80,7 @@ def text() -> str:
             runs = (vm / "ring.cuh").read_text()
             plain = part(runs[runs.index("#else\nstruct TileUnits {") :], r"^struct TileUnits \{")
             t += (
-                "namespace amk {\n#define AMK_QUANT 0\n"
+                "namespace amk {\n#define AMK_QUANT 0\n#define AMK_PAIRS 0\n"
                 + CURSOR.replace("struct RingCursor", f"{plain}\n{part(runs, r'^struct TileRuns .')}\nstruct RingCursor")
                 + "}\n"
             )
