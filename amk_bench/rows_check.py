@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -103,7 +104,8 @@ def prepare(
 ) -> dict[tuple[str, int], str]:
     """Compile everything that will run, as many builds at once as there are cores; what the compiler says of each."""
     out: dict[tuple[str, int], str] = {}
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1)) as pool:
+    # Processes of their own, without this one's CUDA context.
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=get_context("spawn")) as pool:
         running = {}
         for batch in batches:
             dims = schedule_dims(model, batch, facts.arch, facts.sms, facts.smem_bytes)
