@@ -35,11 +35,24 @@ __device__ __forceinline__ void load_8(const float* from, float (&x)[8]) {
 __device__ __forceinline__ float* rank_squares(const Context c) { return reinterpret_cast<float*>(c.work()); }
 __device__ __forceinline__ float* rank_sums(const Context c) { return rank_squares(c) + kWarps; }
 
-// A pair of row groups of a tile: the groups of a slot go two by two.
+// Row groups of what is multiplied together: of one tile, or of up to three that follow each other.
+struct Groups {
+  int all, cut1, cut2;  // and behind which of them another tile begins, in another slot of the ring
+
+  __device__ __forceinline__ explicit Groups(int rows) : all((rows + 7) / 8), cut1(all), cut2(all) {}
+  __device__ __forceinline__ Groups(int rows, int more, int more2)
+      : all((rows + 7) / 8 + (more + 7) / 8 + (more2 + 7) / 8), cut1((rows + 7) / 8), cut2((rows + 7) / 8 + (more + 7) / 8) {}
+  __device__ __forceinline__ int end(int group) const { return group < cut1 ? cut1 : (group < cut2 ? cut2 : all); }
+};
+
+// A pair of row groups: the groups of a slot go two by two.
 struct PairAt {
   int first = 0, next = 0;  // row groups in the slots before this one, of this one before the pair
 
-  __device__ __forceinline__ int in_slot(int groups, int together) const { return groups - first < together ? groups - first : together; }
+  __device__ __forceinline__ int in_slot(const Groups& groups, int together) const {
+    const int left = groups.end(first) - first;
+    return left < together ? left : together;
+  }
   __device__ __forceinline__ int count(int n) const { return n - next < 2 ? n - next : 2; }
   // True behind the last pair of a slot.
   __device__ __forceinline__ bool step(int n) {
@@ -61,17 +74,18 @@ struct Product {
   RingCursor at;  // the first slot that is not released
   Place seen;     // the one that is read
   const uint8_t* slot;
-  const int units, groups, together;  // units of a row, row groups of the tile and of a slot
+  const Groups groups;
+  const int units, together;  // units of a row, row groups of a slot
   PairAt place;
   Pair ahead[kPairs];
 
-  __device__ __forceinline__ Product(const Context c, int rows, int row_units)
-      : seen(at), slot(nullptr), units(row_units), groups((rows + 7) / 8), together(slot_groups(kSlotUnits, row_units)) {
+  __device__ __forceinline__ Product(const Context c, const Groups& all, int row_units)
+      : seen(at), slot(nullptr), groups(all), units(row_units), together(slot_groups(kSlotUnits, row_units)) {
 #pragma unroll
     for (int p = 0; p < kAhead; ++p) {
 #pragma unroll
       for (int i = 0; i < U; ++i) ahead[p].low[i] = ahead[p].high[i] = make_uint4(0, 0, 0, 0);
-      if (place.first < groups) take(c, ahead[p]);
+      if (place.first < groups.all) take(c, ahead[p]);
     }
   }
 
@@ -106,7 +120,7 @@ struct Product {
 
   // The tile's sums come to lie in work memory; a barrier of the task warps is behind it.
   __device__ __forceinline__ void run(const Context c, const Activations<U>& x) {
-    float* sums = rank_sums(c) + c.warp * groups * 8;
+    float* sums = rank_sums(c) + c.warp * groups.all * 8;
     PairAt done;
     if constexpr (kAhead > 0) {
       float acc[kPairs][2][4] = {};
@@ -118,7 +132,7 @@ struct Product {
       }
 #pragma unroll
       for (int p = 0; p < kAhead; ++p) {
-        if (done.first >= groups) break;
+        if (done.first >= groups.all) break;
         const int n = done.in_slot(groups, together);
         keep(c, acc[p], sums + (done.first + done.next) * 8, done.count(n));
         done.step(n);
@@ -126,7 +140,7 @@ struct Product {
     }
     release(c);
 #pragma unroll 1
-    while (done.first < groups) {
+    while (done.first < groups.all) {
       const int n = done.in_slot(groups, together);
       float acc[2][4] = {};
       Pair w;
@@ -166,9 +180,9 @@ struct NormWeights {
 };
 
 // A product with the normed residual stream; returns 1 / rms.
-__device__ __forceinline__ float rank_normed(const Context c, const float* weight, float eps, int rows) {
+__device__ __forceinline__ float rank_normed(const Context c, const float* weight, float eps, const Groups& groups) {
   const NormWeights norm(c, weight);
-  Product<kNormUnits> product(c, rows, up(kHidden, 32) / 32);
+  Product<kNormUnits> product(c, groups, up(kHidden, 32) / 32);
   await_mail(c);
   const float* h = box(c, rank_qkv::h);  // first parameter of qkv, gate_up and lm_head too
   Activations<kNormUnits> x;
@@ -196,23 +210,29 @@ __device__ __forceinline__ float rank_normed(const Context c, const float* weigh
 
 __device__ __noinline__ void run_rank_qkv(const Context c) {
   namespace a = rank_qkv;
-  const int row0 = c.p(a::row0), n = c.p(a::row1) - row0, pos = c.p(a::pos_var);
+  const int row0 = c.p(a::row0), n0 = c.p(a::row1) - row0, pos = c.p(a::pos_var);
+  const int more = c.p(kMoreWord), more2 = c.p(kMoreWord2), n1 = more_rows(more), n = n0 + n1 + more_rows(more2);
+  const Groups groups(n0, n1, more_rows(more2));
   const bool on = c.active(pos, 0);
   const int position = c.position(pos, 0);
+  auto row_of = [&](int i) {  // of the weight, of the i-th row
+    return i < n0 ? row0 + i : (i < n0 + n1 ? more_row(more) + i - n0 : more_row(more2) + i - n0 - n1);
+  };
+  auto sum_of = [&](int i) { return i < n0 ? i : (i < n0 + n1 ? groups.cut1 * 8 + i - n0 : groups.cut2 * 8 + i - n0 - n1); };
   auto angle = [&](int i) {  // cosine and sine of the i-th result; queries and keys are turned
-    const int row = row0 + i / kCluster * 2;
+    const int row = row_of(i / kCluster * 2);
     if (i >= n / 2 * kCluster || row >= kQSize + kKvSize || !on) return make_float2(1.0f, 0.0f);
     const int64_t at = int64_t(position) * (kHeadDim / 2) + row % kHeadDim / 2;
     return make_float2(load_table(c.at<const float>(a::cos) + at), load_table(c.at<const float>(a::sin) + at));
   };
   float2 turn = angle(c.thread);  // read-only: ahead of the wait
-  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), n);
+  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), groups);
   const Route route(c);
   for (int i = c.thread; i < n / 2 * kCluster; i += kThreads) {
-    const int local = i / kCluster * 2, cta = i % kCluster, row = row0 + local;
+    const int local = i / kCluster * 2, cta = i % kCluster, row = row_of(local), at = sum_of(local);
     if (i != c.thread) turn = angle(i);
     if (!route.goes_to(cta)) continue;
-    float x = rank_total(c, n, local) * rms, y = rank_total(c, n, local + 1) * rms;
+    float x = rank_total(c, groups.all * 8, at) * rms, y = rank_total(c, groups.all * 8, at + 1) * rms;
     if (row < kQSize + kKvSize) {
       const float x_cos = x * turn.x, y_sin = y * turn.y, y_cos = y * turn.x, x_sin = x * turn.y;
       x = x_cos - y_sin, y = y_cos + x_sin;
@@ -229,7 +249,7 @@ __device__ __noinline__ void run_rank_qkv(const Context c) {
 __device__ __noinline__ void run_rank_gate_up(const Context c) {
   namespace a = gate_up;
   const int first = c.p(a::row0), n = c.p(a::row1) - first;
-  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), 2 * n);
+  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), Groups(2 * n));
   const Route route(c);
   for (int i = c.thread; i < n * kCluster; i += kThreads) {
     const int unit = i / kCluster, cta = i % kCluster;
@@ -242,7 +262,7 @@ __device__ __noinline__ void run_rank_gate_up(const Context c) {
 __device__ __noinline__ void run_rank_head(const Context c) {
   namespace a = lm_head;
   const int row0 = c.p(a::row0), n = c.p(a::row1) - row0;
-  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), n);
+  const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), Groups(n));
   float* to = c.at(a::logits) + row0;
   for (int i = c.thread; i < n; i += kThreads) to[i] = rank_total(c, n, i) * rms;
 }
@@ -262,7 +282,7 @@ __device__ __forceinline__ void store_parts(const Context c, ulonglong2* parts, 
 __device__ __noinline__ void run_o_part(const Context c) {
   namespace a = o_part;
   const int n = c.p(a::row1) - c.p(a::row0), width = c.p(a::k1) - c.p(a::k0), pieces = c.p(a::pieces);
-  Product<kOUnits> product(c, n, (width + 31) / 32);
+  Product<kOUnits> product(c, Groups(n), (width + 31) / 32);
   await_mail(c);
   const float* attn = box(c, a::attn) + c.p(a::k0) / kHeadDim * pieces * (kHeadDim + kPartHead);
   Activations<kOUnits> x;
@@ -297,7 +317,7 @@ __device__ __noinline__ void run_o_part(const Context c) {
 __device__ __noinline__ void run_down_part(const Context c) {
   namespace a = down_part;
   const int n = c.p(a::row1) - c.p(a::row0), width = c.p(a::k1) - c.p(a::k0);
-  Product<kDownUnits> product(c, n, (width + 31) / 32);
+  Product<kDownUnits> product(c, Groups(n), (width + 31) / 32);
   await_mail(c);
   const float* act = box(c, a::x) + c.p(a::k0);
   Activations<kDownUnits> x;

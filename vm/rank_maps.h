@@ -11,6 +11,13 @@ constexpr int kArriveWord = 20;   // barrier of the cluster that the task waits 
 constexpr int kBytesWord = 21;    // bytes that one phase of it expects from other CTAs
 constexpr int kSendWord = 23;     // CTAs of the cluster that are sent the results, and their barrier above 16 bits
 
+constexpr int kMoreWord = 19;      // rank_qkv: the rows of the queue's next task, which its record does too; 0: none
+constexpr int kMoreWord2 = 22;     // the same of the task behind that
+
+// Rows of a task that is done along: the first one, and how many above 16 bits.
+AMK_HD int more_row(int word) { return word & 0xffff; }
+AMK_HD int more_rows(int word) { return int(uint32_t(word) >> 16); }
+
 constexpr int kRankWarps = 8;
 constexpr int kPartFloats = 3;  // sums of an element; a tag is behind them
 

@@ -66,6 +66,11 @@ __device__ __forceinline__ Outcome execute(const Launch& launch, const Context c
   }
 }
 
+// Tasks of the queue that a record does: rows of queries, keys and values that follow each other are one product.
+__device__ __forceinline__ int tasks_of(const DeviceTask& task) {
+  return task.op == kRankQkv ? 1 + (task.par[kMoreWord] != 0) + (task.par[kMoreWord2] != 0) : 1;
+}
+
 __device__ __forceinline__ void run_queue(const Launch& launch) {
   Trace trace;
 #pragma unroll 1
@@ -90,7 +95,7 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     if (c.warp == 0) {  // the next task of the queue comes into shared memory while this one runs
       __syncwarp();     // the first lane has read the last task's signals, whose place this is
       const int2 where = shared.where[turn];
-      const int next = where.y + 1 == shared.n ? 0 : where.y + 1;
+      const int behind = where.y + tasks_of(shared.task[turn]), next = behind == shared.n ? 0 : behind;
       if (c.lane == 0) shared.where[turn ^ 1] = make_int2(where.x + (next == 0), next);
       if (c.lane < 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&shared.task[turn ^ 1]) + c.lane * 16),
@@ -109,6 +114,12 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     if (first) {
       signal_all(launch, shared.task[turn]);
       trace.store(launch, shared.where[turn].x, shared.base + shared.where[turn].y);
+#if AMK_TRACE
+      for (int i = 1; i < tasks_of(shared.task[turn]); ++i) {  // took no time of their own
+        trace.at_fetch(), trace.at_ready(), trace.at_end(false);
+        trace.store(launch, shared.where[turn].x, shared.base + shared.where[turn].y + i);
+      }
+#endif
       if (outcome == kSampled) publish_tokens(launch, shared.where[turn].x);
     }
     if (shared.where[turn ^ 1].x == launch.steps) return;

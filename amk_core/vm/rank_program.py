@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ from amk_core.vm.rank_mail import PART_FLOATS, SUMS, cluster_pool, part_words, p
 
 ELEMENT_WORD, ARRIVE_WORD, BYTES_WORD, SEND_WORD = 19, 20, 21, 23  # of vm/rank_maps.h
 SLOT_UNITS, MAX_UNITS, MAX_SLOTS = 40, 64, 12  # of a slot of the ring about; a row of K lies in one slot
+MORE_WORDS = (19, 22)  # of rank_qkv, which has neither elements nor a stride
 HEADS_AT_ONCE = 4  # of attention
 AHEAD_LOADS = 12  # of 16 bytes, that a lane has of a tile's weights before the activations come: 48 registers
 OPS = ("embed", "rank_qkv", "rank_attn", "o_part", "o_sum", "gate_up", "down_part", "down_sum", "lm_head", "sample")
@@ -205,6 +207,7 @@ def plan_ranks(
     tile = pack.tiles(s)
     tile = tile[tile[:, 0] >= 0]
     units, rows = int(units_of(tile[:, 3]).max()), int((tile[:, 2] - tile[:, 1]).max())
+    rows = max(rows, joined_rows(s))
     elements = -(-widest_sum(s) // PART_FLOATS)
     sums = FAST_WARPS * 4 * (1 + -(-rows // 8) * 8)
     attention = FAST_WARPS * min(d.heads // d.kv_heads, HEADS_AT_ONCE) * (d.head_dim + 2) * 4
@@ -228,6 +231,13 @@ def plan_ranks(
     }  # fmt: skip
     shared = work + slots * per_slot * UNIT_BYTES + mail + 8 * max(barriers, 1)
     return Build(defines, shared, (FAST_WARPS + 1) * 32)
+
+
+def joined_rows(s: Schedule) -> int:
+    """Most rows, each tile's a multiple of 8, that :func:`join_rows` may make one product of."""
+    _, p = ops.params_of(s.columns.task_op, s.columns.par_off, s.columns.par, ops.BY_NAME["rank_qkv"])
+    most = np.sort(-(-(p["row1"] - p["row0"]) // 8) * 8)[-1 - len(MORE_WORDS) :]
+    return int(most.sum())
 
 
 def slot_units(d: Dims, units: int) -> int:
@@ -286,4 +296,38 @@ def build_rank_program(
     par[:, ELEMENT_WORD] = part_words(s)[ids]
     par[:, ARRIVE_WORD], par[:, BYTES_WORD] = mail.arrive[ids], mail.expects[ids]
     par[:, SEND_WORD] = (mail.barrier << 16 | mail.send)[ids]
+    join_rows(program)
     return program
+
+
+def join_rows(program: Program) -> None:
+    """The record of a ``rank_qkv`` does up to two tasks right behind it on its queue too, which wait for nothing and signal nothing
+    but what it signals: they are one product over the same row."""
+    spec = ops.BY_NAME["rank_qkv"]
+    rows = [spec.params.index(name) for name in ("row0", "row1")]
+    same = [i for i in range(len(spec.params)) if i not in rows]
+    tasks = program.tasks
+    for first, end in itertools.pairwise(program.queue_off.tolist()):
+        at = first
+        while at < end:
+            n = 1
+            while tasks["op"][at] == spec.code and n <= len(MORE_WORDS) and at + n < end:
+                mine, other = tasks[at], tasks[at + n]
+                alike = (
+                    other["op"] == spec.code
+                    and (other["par"][same] == mine["par"][same]).all()
+                    and (other["at"] == mine["at"]).all()
+                )
+                alone = other["n_waits"] == other["n_signals"] == mine["n_signals"] == 0 and other["par"][ARRIVE_WORD] < 0
+                row0, row1 = other["par"][rows].tolist()
+                if not (alike and alone and other["par"][SEND_WORD] == mine["par"][SEND_WORD] and row1 < 1 << 15):
+                    break
+                mine["par"][MORE_WORDS[n - 1]] = row0 | (row1 - row0) << 16
+                n += 1
+            at += n
+
+
+def tasks_of(record: Any) -> int:
+    """Tasks of its queue that a record does."""
+    more = int(np.count_nonzero(record["par"][list(MORE_WORDS)])) if record["op"] == ops.CODES["rank_qkv"] else 0
+    return 1 + more

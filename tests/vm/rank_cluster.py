@@ -16,7 +16,7 @@ from amk_core.schedule.ir import WRITE, Kind, Schedule
 from amk_core.vm import reference
 from amk_core.vm.program import Program
 from amk_core.vm.rank_mail import PART_FLOATS, cluster_pool
-from amk_core.vm.rank_program import ARRIVE_WORD, BYTES_WORD, ELEMENT_WORD, SEND_WORD
+from amk_core.vm.rank_program import ARRIVE_WORD, BYTES_WORD, ELEMENT_WORD, SEND_WORD, tasks_of
 
 INLINE = 4
 
@@ -99,6 +99,7 @@ class Cards:
     def execute(self, q: int, variables: list[int]) -> None:
         step, at = self.place[q]
         r, c, size = self.records(q)[at], self.s.columns, self.pool.cluster
+        span = tasks_of(r)
         t = int(r["id"])
         name, p, buffers = ops.BY_CODE[int(r["op"])].name, self.params(t), list(self.own[q])
         word = int(r["par"][ELEMENT_WORD])
@@ -113,7 +114,9 @@ class Cards:
             buffers[b][:, p["col0"] : p["col1"]] = x.transpose(1, 0, 2).reshape(n, -1)[:, :width]
         if "part" in p:
             buffers[p["out"]] = np.full((n, self.s.buffers[p["out"]].cols), np.nan)
-        reference.run(name, p, buffers, step, variables, fast=True)
+        together = [int(x) for x in self.records(q)["id"][at : at + span]]
+        for u in together:
+            reference.run(name, self.params(u), buffers, step, variables, fast=True)
         if "part" in p:
             y = buffers[p["out"]][p["part"], p["row0"] : p["row1"]]
             for e in range(-(-len(y) // PART_FLOATS)):
@@ -122,7 +125,7 @@ class Cards:
                 piece = y[e * PART_FLOATS : (e + 1) * PART_FLOATS]
                 values[place, : len(piece)], tags[place] = piece, step + 1
         send, sent = int(r["par"][SEND_WORD]), 0
-        for a in range(int(c.acc_off[t]), int(c.acc_off[t + 1])):
+        for a in (a for u in together for a in range(int(c.acc_off[u]), int(c.acc_off[u + 1]))):
             b = int(c.acc_buffer[a])
             if not (self.box[b] and c.acc_flags[a] & WRITE):
                 continue
@@ -137,7 +140,7 @@ class Cards:
                 self.barriers[q // size * size + j][send >> 16].arrive(sent)
         for counter, amount in r["signals"][: r["n_signals"]].tolist():
             self.counters[counter] += amount
-        self.place[q] = (step + (at + 1 == len(self.records(q))), (at + 1) % len(self.records(q)))
+        self.place[q] = (step + (at + span == len(self.records(q))), (at + span) % len(self.records(q)))
 
     def run(self, steps: int, variables: list[int], seed: int) -> list[int]:
         """In an order that the seed draws; the tasks in it."""
@@ -147,7 +150,8 @@ class Cards:
             if not able:
                 break
             q = int(rng.choice(able))
-            order.append(int(self.records(q)[self.place[q][1]]["id"]))
+            at = self.place[q][1]
+            order += self.records(q)["id"][at : at + tasks_of(self.records(q)[at])].tolist()
             self.execute(q, variables)
         left = [q for q in range(self.s.n_queues) if len(self.records(q)) and self.place[q][0] < steps]
         if left:

@@ -21,8 +21,7 @@ struct Run {  // of one task
   int step, own;
   const int32_t* variables;
   uint8_t** mails;  // of the CTAs of the cluster
-  const uint8_t* tile;
-  int64_t block;  // bytes of a slot of the ring
+  const uint8_t* const* slots;  // of the ring, in the order in which the task comes to them
   int32_t* sent;  // bytes, by CTA
 };
 static Run run;
@@ -69,7 +68,7 @@ struct Route {
 };
 struct RingCursor {
   int slot = 0;
-  const uint8_t* wait() const { return run.tile + slot * run.block; }
+  const uint8_t* wait() const { return run.slots[slot]; }
   void release(int, int) { ++slot; }
   void keep(int) const {}
 };
@@ -78,7 +77,7 @@ struct Place {
   explicit Place(const RingCursor& at) : slot(at.slot) {}
   void next() { ++slot; }
 };
-inline const uint8_t* slot_of(const Place& at) { return run.tile + at.slot * run.block; }
+inline const uint8_t* slot_of(const Place& at) { return run.slots[at.slot]; }
 
 using Stored = uint16_t;
 inline uint32_t pack_bf16(float low, float high) { return uint32_t(bf16_of(high)) << 16 | bf16_of(low); }

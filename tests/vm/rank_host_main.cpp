@@ -30,9 +30,9 @@ static void body() {
 
 // 0: every thread came to its end; 1: some wait for each other for ever.
 extern "C" int run_task(
-    const amk::DeviceTask* task, int step, int own, const int32_t* variables, uint8_t** mails, const uint8_t* tile, int64_t block, int32_t* sent) {
+    const amk::DeviceTask* task, int step, int own, const int32_t* variables, uint8_t** mails, const uint8_t* const* slots, int32_t* sent) {
   using namespace amk;
-  run = {task, step, own, variables, mails, tile, block, sent};
+  run = {task, step, own, variables, mails, slots, sent};
   std::memset(work, 0xff, sizeof work);
   return run_fibers(body) ? 0 : 1;
 }

@@ -77,12 +77,12 @@ class Kernels(Cards):
         self.tiles = self.tile_places(program)
 
     @staticmethod
-    def tile_places(program: Program) -> dict[int, tuple[int, int]]:
-        """By task: first byte of its tile, and bytes of a slot."""
-        starts, _ = tile_span(program.tiles)
+    def tile_places(program: Program) -> dict[int, list[int]]:
+        """By task: where each slot of its tile begins on the tape."""
+        starts, ends = tile_span(program.tiles)
         blocks = program.tiles["block"].astype(np.int64) * 512
         ids = program.tasks["id"][program.streams]
-        return {int(t): (int(a), int(b)) for t, a, b in zip(ids, starts, blocks, strict=True)}
+        return {int(t): list(range(int(a), int(e), int(b))) for t, a, e, b in zip(ids, starts, ends, blocks, strict=True)}
 
     def ready(self, q: int, steps: int) -> bool:
         step, at = self.place[q]
@@ -99,6 +99,8 @@ class Kernels(Cards):
     def execute(self, q: int, variables: list[int]) -> None:
         step, at = self.place[q]
         r, c, size = self.records(q)[at], self.s.columns, self.pool.cluster
+        span = rank_program.tasks_of(r)
+        together = self.records(q)["id"][at : at + span].tolist()
         t, op, first = int(r["id"]), ops.BY_CODE[int(r["op"])].name, q // size * size
         if r["par"][rank_program.ARRIVE_WORD] >= 0:
             self.barriers[q][r["par"][rank_program.ARRIVE_WORD]].arm(int(r["par"][rank_program.BYTES_WORD]))
@@ -109,13 +111,13 @@ class Kernels(Cards):
         else:
             record = aligned_zeros(r.nbytes)
             record[:] = np.frombuffer(r.tobytes(), np.uint8)
-            offset, block = self.tiles.get(t, (0, 0))
+            places = [self.tape.ctypes.data + x for u in together for x in self.tiles.get(u, [])]
+            slots = (ctypes.c_void_p * max(len(places), 1))(*places)
             v = np.array(variables, np.int32)
             mails = ctypes.byref(self.pointers, first * ctypes.sizeof(ctypes.c_void_p))
-            tile = ctypes.c_void_p(self.tape.ctypes.data + offset)
             failed = self.code.run_task(
-                ctypes.c_void_p(record.ctypes.data), step, q % size, ctypes.c_void_p(v.ctypes.data), mails, tile,
-                ctypes.c_int64(block), ctypes.c_void_p(sent.ctypes.data),
+                ctypes.c_void_p(record.ctypes.data), step, q % size, ctypes.c_void_p(v.ctypes.data), mails, slots,
+                ctypes.c_void_p(sent.ctypes.data),
             )  # fmt: skip
             assert not failed, f"threads of task {t} ({op}) wait for each other"
         if op == "lm_head" and p["amax"] >= 0:
@@ -123,7 +125,8 @@ class Kernels(Cards):
             best = np.array([p["row0"] + tile_logits.argmax()], np.int32).view(np.float32)[0]
             self.arrays[p["amax"]][0, 2 * p["tile"] : 2 * p["tile"] + 2] = tile_logits.max(), best
         send = int(r["par"][rank_program.SEND_WORD])
-        boxed = [a for a in range(int(c.acc_off[t]), int(c.acc_off[t + 1])) if self.box[c.acc_buffer[a]] and c.acc_flags[a] & WRITE]
+        mine = [a for u in together for a in range(int(c.acc_off[u]), int(c.acc_off[u + 1]))]
+        boxed = [a for a in mine if self.box[c.acc_buffer[a]] and c.acc_flags[a] & WRITE]
         area = sum(int((c.acc_r1[a] - c.acc_r0[a]) * (c.acc_c1[a] - c.acc_c0[a])) * 4 for a in boxed)
         for j in range(size):
             assert sent[j] == (area if send >> j & 1 else 0), f"task {t} ({op}) sends {sent[j]} bytes to CTA {j}"
@@ -131,7 +134,7 @@ class Kernels(Cards):
                 self.barriers[first + j][send >> 16].arrive(int(sent[j]))
         for counter, amount in r["signals"][: r["n_signals"]].tolist():
             self.counters[counter] += amount
-        self.place[q] = (step + (at + 1 == len(self.records(q))), (at + 1) % len(self.records(q)))
+        self.place[q] = (step + (at + span == len(self.records(q))), (at + span) % len(self.records(q)))
 
 
 CASES = (

@@ -89,7 +89,8 @@ def test_words_and_numbers_are_those_of_the_device_sources() -> None:
     found = {name: int(x) for name, x in re.findall(r"constexpr int k(\w+) = (\d+);", text)}
     assert found == {
         "ElementWord": rank_program.ELEMENT_WORD, "ArriveWord": rank_program.ARRIVE_WORD, "BytesWord": rank_program.BYTES_WORD,
-        "SendWord": rank_program.SEND_WORD, "RankWarps": rank_program.FAST_WARPS, "PartFloats": rank_mail.PART_FLOATS,
+        "SendWord": rank_program.SEND_WORD, "MoreWord": rank_program.MORE_WORDS[0], "MoreWord2": rank_program.MORE_WORDS[1],
+        "RankWarps": rank_program.FAST_WARPS, "PartFloats": rank_mail.PART_FLOATS,
     }  # fmt: skip
     words = {rank_program.ELEMENT_WORD, rank_program.ARRIVE_WORD, rank_program.BYTES_WORD, rank_program.SEND_WORD}
     assert min(words) >= max(len(ops.BY_NAME[name].params) for name in rank_program.OPS)
@@ -143,6 +144,17 @@ def test_only_the_sampler_and_what_it_orders_stay_counters_in_global_memory() ->
     assert {s.counters[k].name for k in used} == {"head", "sample"}
     assert mail.barriers == 3 * 5 + 1  # of a rank with heads: embedding, and five phases a layer, of which the last layer's too
     assert program.tasks["n_waits"].max() == 1
+
+
+def test_rows_of_queries_keys_and_values_that_follow_each_other_are_one_record() -> None:
+    program = build(ranked("smollm2-135m", 15, 8, context=256))
+    mine = program.tasks[: program.queue_off[8]]  # of the first rank
+    assert [rank_program.tasks_of(r) for r in mine].count(2) == 2 * 30  # two of its eight queues, in each layer
+    more = mine["par"][mine["op"] == ops.CODES["rank_qkv"]][:, list(rank_program.MORE_WORDS)]
+    assert {(int(w) & 0xFFFF, int(w) >> 16) for w in more[:, 0] if w} == {(576, 8), (768, 24)}  # a key's rows, a value's
+    assert not more[:, 1].any()
+    whole = build(ranked("small", 1, 1))
+    assert max(rank_program.tasks_of(r) for r in whole.tasks) == 3  # one queue has all rows of a head
 
 
 def test_smollm2_has_sixteen_bytes_for_three_sums() -> None:
