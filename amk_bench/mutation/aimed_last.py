@@ -266,8 +266,20 @@ def beside() -> Iterator[Aimed]:
     yield changed(n, [("task_op", 0, 1)])
 
 
+def of_other_names() -> Iterator[Aimed]:
+    """What a read of a name need not fear, in more steps than are written out: a read without one, and a later write of another."""
+    for reader in (True, False):
+        n = Net(1, LONG)
+        x = n.buffer(1, LONG + 1, lifetime="persistent")
+        n.task(0, [], [access(x, ONE, affine(1, add=1))])
+        n.task(0, [access(x, ONE, affine(1, add=1))])
+        other = access(x, ONE, affine(1, add=int(reader)))
+        n.task(0, [other] if reader else [], [] if reader else [other])
+        yield changed(n, [("acc_label", k, name) for k, name in enumerate((NAME, NAME, -1 if reader else OTHER_NAME))])
+
+
 SINGLE: tuple[Callable[[], Iterator[Aimed]], ...] = (
     corners, fifth, much, no_writer, initial_ranges, backwards, exhausted, never_both, behind_the_last, bounds, given_up, task_zero,
-    overwritten_first, tag_windows, unread, perhaps_of_this_step, in_turn,
+    overwritten_first, tag_windows, unread, perhaps_of_this_step, in_turn, of_other_names,
 )  # fmt: skip
 HALF = (half_bytes, beside)

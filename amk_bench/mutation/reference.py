@@ -7,6 +7,7 @@ survives is either argued to change nothing, in ``reports/data/mutation/equivale
 from __future__ import annotations
 
 import ast
+import hashlib
 import signal
 import time
 import types
@@ -18,10 +19,11 @@ from typing import Any
 from amk_bench.adversary import run as attack
 from amk_bench.adversary.net import Json, Net, access, affine
 from amk_bench.adversary.regressions import REGRESSIONS
-from amk_bench.mutation import python
+from amk_bench.mutation import aimed_rules, python
 from amk_bench.mutation.edges import edges
 from amk_core.schedule import oracle, reference, validate
 from amk_core.schedule.ir import Schedule
+from amk_core.schedule.tables import unpack
 
 SEED = 77
 MAX_COST_S = {"opaque": 0.015, "real": 0.06}  # processor time of the reference on a schedule of the corpus
@@ -101,8 +103,29 @@ def limits() -> list[tuple[str, Schedule]]:
     return out
 
 
+def structures() -> list[tuple[str, Schedule]]:
+    """Pools with a part for each cluster: where buffers may lie in them, what of them fits into a target; quantised weights."""
+    out = [(f"clusters/{k}", unpack(case.tables)) for k, case in enumerate(aimed_rules.clusters())]
+    for queues, cluster, size, own in (
+        (2, 2, 8, 0), (2, 2, 9, 0), (2, 1, 16, 0), (2, 1, 18, 0), (2, 2, 4, 4), (2, 2, 4, 5), (1, 16, 8, 0), (1, 17, 8, 0)
+    ):  # fmt: skip
+        n = Net(queues)
+        n.pools.append({"id": "near", "bytes": size, "per_queue": False, "cluster": cluster})
+        n.pool("own", own, per_queue=True)
+        n.task(0)
+        n.extra["target"] = {"sms": 2, "smem_bytes": 8, "arch": "sm_90"}
+        out.append((f"fits/{queues}/{cluster}/{size}/{own}", Schedule.from_json(n.json())))
+    for cols in (256, 128):  # all of a row, or half of it
+        n = Net(1)
+        x = n.buffer(256, kind="weight", dtype="u8", lifetime="persistent", filled=True)
+        n.buffers[x]["dtype"] = "int8"
+        n.task(0, [access(x, (0, cols))])
+        out.append((f"quantised/{cols}", Schedule.from_json(n.json())))
+    return out
+
+
 def corpus(per_class: int, seed: int = SEED) -> list[Known]:
-    """Every edge, every regression, and so many schedules of every attack class, cheap ones first.
+    """Every edge, every regression, what no attack class has, and so many schedules of every attack class, cheap ones first.
 
     Schedules of real operations are dear: one small one of each class in REAL_CLASSES and each set of rules is taken.
     """
@@ -110,7 +133,7 @@ def corpus(per_class: int, seed: int = SEED) -> list[Known]:
     sources += [
         (f"{name}/{seed}/{index}", attack.schedule_json(name, seed, index)) for index in range(per_class) for name in attack.CLASSES
     ]
-    found = [(MAX_COST_S["real"], k) for where, s in limits() if (k := known(where, s)) is not None]
+    found = [(MAX_COST_S["real"], k) for where, s in (*limits(), *structures()) if (k := known(where, s)) is not None]
 
     def take(where: str, s: Schedule, kind: str) -> bool:
         k = known(where, s)
@@ -163,8 +186,23 @@ class Result:
     seconds: float
 
 
-def run(known_ones: Sequence[Known], module: types.ModuleType = reference, only: frozenset[str] | None = None) -> Result:
-    """Try every mutant of the module (or those with the given keys); the schedules that kill most come first."""
+def _killed(log: Path | None, source: str) -> set[str]:
+    """Mutants of this source that an earlier run has killed; begins the log anew when it is of another source."""
+    if log is None:
+        return set()
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    if not log.exists() or log.read_text().partition("\n")[0] != digest:
+        log.write_text(digest + "\n")
+    return set(log.read_text().splitlines()[1:])
+
+
+def run(
+    known_ones: Sequence[Known], module: types.ModuleType = reference, only: frozenset[str] | None = None, log: Path | None = None
+) -> Result:
+    """Try every mutant of the module (or those with the given keys); the schedules that kill most come first.
+
+    ``log`` keeps what is killed: a run of the same module that was broken off goes on with it.
+    """
 
     def hangs(*_: object) -> None:
         raise TimeoutError
@@ -177,11 +215,14 @@ def run(known_ones: Sequence[Known], module: types.ModuleType = reference, only:
         assert not any(disagrees(python.load(tree, module), k) for k in known_ones[:200]), "the module itself disagrees"
         order = list(known_ones)
         found = list(python.mutants(tree))
+        killed = _killed(log, ast.unparse(tree))
         survivors, tried = [], 0
         for m, key in zip(found, python.keys(tree, found), strict=True):
             if only is not None and key not in only:
                 continue
             tried += 1
+            if key in killed:
+                continue
             m.apply()
             try:
                 mutated = python.load(tree, module)
@@ -194,6 +235,9 @@ def run(known_ones: Sequence[Known], module: types.ModuleType = reference, only:
                 survivors.append(key)
             else:
                 order.insert(killer // 2, order.pop(killer))
+                if log is not None:
+                    with log.open("a") as file:
+                        file.write(key + "\n")
     finally:
         signal.signal(signal.SIGVTALRM, old)
     return Result(tried, tuple(survivors), len(known_ones), time.monotonic() - start)

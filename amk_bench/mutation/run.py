@@ -49,13 +49,13 @@ def account(survivors: Sequence[str], known: Sequence[tuple[str, str]]) -> dict[
     return out
 
 
-def outcome(what: str, per_class: int, processes: int, stride: int) -> Mapping[str, Any]:
+def outcome(what: str, per_class: int, processes: int, stride: int, log: Path | None) -> Mapping[str, Any]:
     """Try all mutants of one target: counts and survivors."""
     if what == "reference":
         from amk_bench.mutation import reference
 
         cases = reference.corpus(per_class)
-        r = reference.run(cases)
+        r = reference.run(cases, log=log)
         killed = r.mutants - len(r.survivors)
         return {
             "mutants": r.mutants,
@@ -70,7 +70,7 @@ def outcome(what: str, per_class: int, processes: int, stride: int) -> Mapping[s
         program = native.build(what, Path(folder), processes)
         found = list(make(per_class))
         native.write_corpus(found, Path(folder) / "corpus")
-        n = native.run(program, Path(folder) / "corpus", len(found), processes, stride)
+        n = native.run(program, Path(folder) / "corpus", len(found), processes, stride, log)
     return {"mutants": n.mutants, "cases": n.cases, "deaths": n.deaths, "survivors": n.survivors, "report_only": n.report_only}
 
 
@@ -95,6 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--per-class", type=int, help="schedules of each attack class")
     p.add_argument("--stride", type=int, default=1, help="every so many mutants of native code only: a sample")
     p.add_argument("--processes", type=int, default=1)
+    p.add_argument("--log", type=Path, help="file of what is tried: a run that was broken off goes on with it")
     p.add_argument("--out", type=Path, help="result file (JSON)")
     p.add_argument("--only", metavar="PATTERN", help="only survivors of these names, on the aimed cases alone (validator)")
     p.add_argument(
@@ -106,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
             p.error("only the validator has aimed cases")
         print(*(f"{how}: {name}" for name, how in attempt(a.only, a.folder, a.processes).items()), sep="\n")
         return 0
-    result = dict(outcome(a.what, a.per_class or PER_CLASS[a.what], a.processes, a.stride))
+    result = dict(outcome(a.what, a.per_class or PER_CLASS[a.what], a.processes, a.stride, a.log))
     known, most = arguments(a.what)
     groups = account(result["survivors"], known)
     lives = len(result["survivors"])

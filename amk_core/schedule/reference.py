@@ -228,7 +228,7 @@ class _Dynamic:
         if self.s.target is None:
             return
         smem = sum(math.inf if p.bytes is None else p.bytes for p in self.s.pools if p.per_queue)
-        smem += sum(self.s.cluster_bytes(p) for p in self.s.pools if p.cluster)
+        smem += sum(map(self.s.cluster_bytes, self.s.pools))
         wide = any(p.cluster > 16 for p in self.s.pools)
         if self.s.n_queues > self.s.target.sms or smem > self.s.target.smem_bytes or wide:
             self.found.add("FIT")

@@ -76,7 +76,7 @@ def test_every_chosen_schedule_is_decided() -> None:
     assert 0 < sum(safe) < len(safe)
 
 
-def test_the_borders_kill_mutants_of_the_reference() -> None:
+def test_the_borders_kill_mutants_of_the_reference(tmp_path: Path) -> None:
     known = [k for name, data in edges() if (k := reference.known(name, Schedule.from_json(data))) is not None]
     only = frozenset(
         (
@@ -86,8 +86,10 @@ def test_the_borders_kill_mutants_of_the_reference() -> None:
             "races: without self.found.add('RACE')",
         )
     )
-    result = reference.run(known, only=only)
+    result = reference.run(known, only=only, log=tmp_path / "log")
     assert (result.mutants, result.survivors) == (4, ())
+    assert reference.run([], only=only, log=tmp_path / "log").survivors == ()  # none is tried again
+    assert set(reference.run([], only=only).survivors) == only
 
 
 def test_a_survivor_without_an_argument_is_open() -> None:
