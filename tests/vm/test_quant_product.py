@@ -39,7 +39,7 @@ def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     activations = (kernels / "activations.cuh").read_text()
     (folder / "activations.cuh").write_text(re.sub(r"asm volatile\((?:[^()]|\([^()]*\))*\);", ";", activations))
     shutil.copy(HERE / "product_host.h", folder / "common.cuh")
-    for name in ("ring.cuh", "finish.cuh", "tagged.cuh"):
+    for name in ("ring.cuh", "finish.cuh", "tagged.cuh", "marked.cuh"):
         (folder / name).write_text('#include "common.cuh"\n')
     ring = (resources.vm_dir() / "ring.cuh").read_text()
     first, end = ring.index("// The units of one tile"), ring.index("// The loader warp's whole life")
