@@ -48,7 +48,7 @@ $(VENV)/.amk: $(SOURCES)
 	  echo '== amk itself'; set -e; \
 	  $(EXTRA) build > $(VENV)/build.txt; \
 	  $(PIP) install -r $(VENV)/build.txt; \
-	  PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps --no-build-isolation -C build-dir=build/venv .; \
+	  PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps --no-build-isolation --config-settings build-dir=build/venv .; \
 	fi
 	@touch $@
 
