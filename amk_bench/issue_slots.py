@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amk_bench.quant_check import CONTEXT, FORMATS, LOOPS, MODELS
+from amk_core.cost import layer_matrices
 from amk_core.graph import GRAPH_SHAPES, ModelGraph
 from amk_core.quant import QuantFormat
 from amk_core.quant.config import QuantConfig
@@ -83,8 +84,7 @@ def codes_of(fmt: QuantFormat, products: int, as_rows: bool) -> int:
 
 def weight_bytes(g: ModelGraph, fmt: QuantFormat) -> int:
     """Codes of a step: the layers' matrices and the head."""
-    q, kv = g.n_heads * g.head_dim, g.n_kv_heads * g.head_dim
-    layer = (q + 2 * kv) * g.hidden_size + q * g.hidden_size + 3 * g.intermediate_size * g.hidden_size
+    layer = sum(rows * k for rows, k in layer_matrices(g))
     return (g.n_layers * layer + g.vocab_size * g.hidden_size) * fmt.bits // 8
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from amk_bench.device_cases import QUANT_CASES, bits, run_cuda
-from amk_bench.device_timing import timed_vm
+from amk_bench.device_timing import timed_vm, trace
 from amk_core.vm import tracing
 
 LOOPS = {0: "one by one", 1: "pairs, columns", 2: "pairs, rows"}  # AMK_PAIRS
@@ -30,15 +31,22 @@ PATIENCE_S = 150
 TESTS = ("tests/vm/test_cuda_quant.py", "tests/vm/test_cuda_device.py")
 
 
-def made(model: str, fmt: str, device: Any, loop: int, **more: Any) -> Any:
-    """A decode program of a public shape whose layers and head have this format, with this loop."""
+@contextmanager
+def chosen(loop: int) -> Iterator[None]:
+    """Programs that are made inside have this loop, whatever the plan prefers."""
     from amk_core.vm.cuda import CudaVM
 
     CudaVM.pairs = loop
     try:
-        vm = timed_vm(model, CONTEXT, device, None, {}, weights=f"{fmt},head={fmt}", **more)
+        yield
     finally:
         CudaVM.pairs = None
+
+
+def made(model: str, fmt: str, device: Any, loop: int, **more: Any) -> Any:
+    """A decode program of a public shape whose layers and head have this format, with this loop."""
+    with chosen(loop):
+        vm = timed_vm(model, CONTEXT, device, None, {}, weights=f"{fmt},head={fmt}", **more)
     if vm.build.defines["AMK_PAIRS"] != loop:
         raise RuntimeError(f"{device.facts.name} holds no {LOOPS[loop]} of {model}: the plan chose {vm.build.defines['AMK_PAIRS']}")
     return vm
@@ -54,18 +62,13 @@ def result(vm: Any) -> bytes:
 
 def small(device: Any) -> list[str]:
     """What is wrong with the bits of the fast cases of one sequence; each loop against the first."""
-    from amk_core.vm.cuda import CudaVM
-
     wrong = []
     for case in (c for c in QUANT_CASES if c.name.startswith(SMALL)):
         queues, config = case.variants[0]
         seen: list[dict[str, bytes]] = []
         for loop in LOOPS:
-            CudaVM.pairs = loop
-            try:
+            with chosen(loop):
                 got = run_cuda(case, min(queues, device.facts.sms), config, device)
-            finally:
-                CudaVM.pairs = None
             seen.append({k: bits(v) for k, v in got.items()})
         equal = [s == seen[0] for s in seen]
         print(f"{'ok  ' if all(equal) else 'FAIL'} {case.name}: bits of the loops equal {equal}", flush=True)
@@ -101,9 +104,7 @@ def traces(device: Any) -> None:
         keep: dict[str, Any] = {}
         for loop, name in LOOPS.items():
             vm = made(MODELS[0], fmt, device, loop, shared=keep, trace=True)
-            vm.launch(4, vm.variables(POSITION, 4))
-            vm.wait()
-            axis = tracing.timeline(vm.schedule, *vm.trace_records())
+            axis = trace(vm, POSITION)
             print(f"{MODELS[0]} {fmt} {name}", tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
             vm.close()
 

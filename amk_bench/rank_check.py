@@ -316,24 +316,12 @@ class Run:
     def weights(self) -> None:
         """The gates of programs for ranks with SmolLM2's weights."""
         suite, left = Path(__file__).resolve().parents[1] / "suites" / "parity" / "test_p4_accuracy.py", BUDGET_S - self.spent()
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "-rA",
-            "--tb=short",
-            str(suite),
-            "--arch=sm_90",
-            "--quick",
-        ]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "--tb=short"]
+        command += [str(suite), "-k", "ranks", "--arch=sm_90", "--quick"]
         if left < 30:
             self.note("weights", "left out, the time is over")
             return
         try:
-            command += [str(suite), "-k", "ranks", "--arch=sm_90", "--quick"]
             done = subprocess.run(command, timeout=min(PATIENCE_S["weights"], left), check=False, capture_output=True, text=True)
             wrong, text = f"exit code {done.returncode}" if done.returncode else "", done.stdout
         except subprocess.TimeoutExpired as e:

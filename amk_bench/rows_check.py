@@ -104,6 +104,7 @@ def prepare(
 ) -> dict[tuple[str, int], str]:
     """Compile everything that will run, as many builds at once as there are cores; what the compiler says of each."""
     out: dict[tuple[str, int], str] = {}
+    tracers = (False, True) if trace else (False,)
     # Processes of their own, without this one's CUDA context.
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=get_context("spawn")) as pool:
         running = {}
@@ -113,18 +114,14 @@ def prepare(
                 if batch < way.least:
                     continue
                 try:
-                    plans = [
-                        way.plan(dims, facts.arch, facts.smem_bytes, tracer) for tracer in ((False, True) if trace else (False,))
-                    ]
+                    plans = [way.plan(dims, facts.arch, facts.smem_bytes, tracer) for tracer in tracers]
                 except ProgramError as e:
                     out[way.name, batch] = f"not here: {e}"
                     continue
                 running[way.name, batch] = [pool.submit(compiled, {**p.defines, **way.macros}, facts.arch, cache) for p in plans]
         for by_chunk in PROMPT_WAYS if prompt else ():
             dims = prompt_dims(model, by_chunk, facts)
-            plans = [
-                plan_build(dims, facts.arch, facts.smem_bytes, trace=tracer) for tracer in ((False, True) if trace else (False,))
-            ]
+            plans = [plan_build(dims, facts.arch, facts.smem_bytes, trace=tracer) for tracer in tracers]
             running[by_chunk.name, 0] = [pool.submit(compiled, p.defines, facts.arch, cache) for p in plans]
         for key, jobs in running.items():
             out[key] = jobs[0].result()
@@ -141,6 +138,15 @@ def answers(vm: Any, position: int) -> tuple[Any, Any]:
     vm.launch(CHECKED_STEPS, vm.variables(position, CHECKED_STEPS))
     vm.wait()
     return vm.buffer("out")[:CHECKED_STEPS].copy(), logits.copy()
+
+
+def show_trace(vm: Any, steps: int, variables: Sequence[int]) -> None:
+    """Where the time of a launch of a traced program went; the program is closed."""
+    vm.launch(steps, variables)
+    vm.wait()
+    axis = tracing.timeline(vm.schedule, *vm.trace_records())
+    print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
+    vm.close()
 
 
 def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: bool, said: Mapping[tuple[str, int], str],
@@ -168,11 +174,7 @@ def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: boo
             vm.close()
             if trace:
                 vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk, trace=True)
-                vm.launch(steps, [places[-1], TOKENS])
-                vm.wait()
-                axis = tracing.timeline(vm.schedule, *vm.trace_records())
-                print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
-                vm.close()
+                show_trace(vm, steps, [places[-1], TOKENS])
         except Exception as e:
             print(f"FAIL prompt {way.name} {type(e).__name__}: {e}", flush=True)
             failed += 1
@@ -251,11 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 vm.close()
                 if args.trace:
                     vm = timed_vm(args.model, CONTEXT, device, args.cache, {}, trace=True, **make)
-                    vm.launch(4, vm.variables(args.position, 4))
-                    vm.wait()
-                    axis = tracing.timeline(vm.schedule, *vm.trace_records())
-                    print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
-                    vm.close()
+                    show_trace(vm, 4, vm.variables(args.position, 4))
             except Exception as e:
                 print(f"FAIL {label} {type(e).__name__}: {e}", flush=True)
                 failed += 1

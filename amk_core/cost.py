@@ -87,11 +87,15 @@ def matrix_bytes(rows: int, k: int, fmt: QuantFormat | None) -> int:
     return 2 * rows * k if fmt is None else -(-rows // GROUP_ROWS) * int(quant_tape.records_of(k)) * quant_tape.record_bytes(fmt)
 
 
+def layer_matrices(g: ModelGraph) -> tuple[tuple[int, int], ...]:
+    """(rows, K) of the matrices of one layer."""
+    q, h, ffn = g.n_heads * g.head_dim, g.hidden_size, g.intermediate_size
+    return (q + 2 * g.n_kv_heads * g.head_dim, h), (h, q), (2 * ffn, h), (h, ffn)
+
+
 def layer_bytes(g: ModelGraph, fmt: QuantFormat | None = None) -> int:
     """Weights of one layer."""
-    q, h, ffn = g.n_heads * g.head_dim, g.hidden_size, g.intermediate_size
-    rows_and_k = ((q + 2 * g.n_kv_heads * g.head_dim, h), (h, q), (2 * ffn, h), (h, ffn))
-    return sum(matrix_bytes(rows, k, fmt) for rows, k in rows_and_k)
+    return sum(matrix_bytes(rows, k, fmt) for rows, k in layer_matrices(g))
 
 
 def polled_bytes(g: ModelGraph) -> int:

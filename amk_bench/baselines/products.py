@@ -23,31 +23,28 @@ class NoProduct(ValueError):
 
 
 @dataclass(slots=True)
-class Int8Rows:
-    """One scale a row: [N, K] int8, [N] float32."""
+class Int8:
+    """Codes of 8 bits and their scales."""
 
     codes: Any
     scale: Any
+
+    def tensors(self) -> list[Any]:
+        return [self.codes, self.scale]
+
+
+class Int8Rows(Int8):
+    """One scale a row: [N, K] int8, [N] float32."""
 
     def product(self, x: Any) -> Any:
         return (F.linear(x, self.codes.to(x.dtype)) * self.scale).to(x.dtype)
 
-    def tensors(self) -> list[Any]:
-        return [self.codes, self.scale]
 
-
-@dataclass(slots=True)
-class Int8Groups:
+class Int8Groups(Int8):
     """A scale for each group of K: [N, groups, width] int8, [N, groups, 1] float32."""
-
-    codes: Any
-    scale: Any
 
     def product(self, x: Any) -> Any:
         return F.linear(x, (self.codes * self.scale).to(x.dtype).flatten(1))
-
-    def tensors(self) -> list[Any]:
-        return [self.codes, self.scale]
 
 
 @dataclass(slots=True)

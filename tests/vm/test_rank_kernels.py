@@ -11,10 +11,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from host_arrays import host_arrays
 from host_compiler import compiled
 from rank_cluster import Cards
 
@@ -23,7 +23,7 @@ from amk_bench.device_cases import device_tape, relative, run_cpu, run_reference
 from amk_bench.rank_check import RankCase, case
 from amk_core import resources
 from amk_core.schedule import ops
-from amk_core.schedule.ir import WRITE, Kind, Schedule
+from amk_core.schedule.ir import WRITE, Schedule
 from amk_core.schedule.pack import aligned_zeros
 from amk_core.vm import Fault, rank_program, reference
 from amk_core.vm.program import Program, tile_span
@@ -32,7 +32,6 @@ from amk_core.vm.rank_mail import PART_FLOATS, cluster_pool, plan_mail
 HERE = Path(__file__).parent
 BODIES = ("rank_attn.cuh", "rank_gemv.cuh", "rank_parts.cuh")
 STAND_INS = ("rank_mail.cuh", "rank_access.cuh", "weights.cuh", "ring.cuh", "tagged.cuh")
-DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "b32": np.uint32, "tag64": np.uint64}
 
 
 def library(folder: Path, defines: dict[str, int]) -> ctypes.CDLL:
@@ -55,16 +54,8 @@ class Kernels(Cards):
         self.code = library(folder, dict(plan.defines))
         m = c.random_model()
         tape, where = device_tape(c, m, s, s)
-        self.tape, bound = tape, m.bound(s)
-        self.arrays: list[Any] = []
-        for b in s.buffers:
-            if b.kind is Kind.WEIGHT:
-                self.arrays.append(np.zeros((1, 1)))
-                continue
-            a = aligned_zeros(b.bytes).view(DTYPES[b.dtype]).reshape(b.rows, b.cols)
-            if b.name in bound:
-                a[...] = bound[b.name].view(a.dtype)
-            self.arrays.append(a)
+        self.tape = tape
+        self.arrays = host_arrays(s, m.bound(s))
         self.index = {b.name: i for i, b in enumerate(s.buffers)}
         c.fill(s, lambda name: self.arrays[self.index[name]])
         address: Callable[[int], int] = lambda b: int(self.arrays[b].ctypes.data)  # noqa: E731

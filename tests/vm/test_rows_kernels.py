@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from host_arrays import host_arrays
 from host_compiler import compiled
 from host_text import host_text, part
 
 from amk_bench.device_cases import CASES, GRAPHS, Array, Case, bits, device_tape, graph, relative, run_cpu, run_reference
 from amk_core import resources
 from amk_core.schedule import ops
-from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.ir import Schedule
 from amk_core.schedule.pack import aligned_zeros
 from amk_core.vm import reference
 from amk_core.vm.plan import Dims, ProgramError, markable, plan_build
 from amk_core.vm.program import build_program
 
 HERE, SMEM = Path(__file__).parent, 232_448
-DTYPES: dict[str, Any] = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "b32": np.uint32, "tag64": np.uint64}
 # In the order in which they include each other: the functions of each that the host replaces.
 KERNELS: dict[str, str] = {
     "common.cuh": "report sync_tasks any_thread load_shared_f32 load_shared_f32x2 load_shared_f32x4 load_shared_i32 load_table "
@@ -114,18 +114,7 @@ class Kernels:
         )
         m = c.random_model()
         self.tape, where = device_tape(c, m, s, s)
-        bound = m.bound(s)
-        self.arrays: list[Any] = []
-        for b in s.buffers:
-            if b.kind is Kind.WEIGHT:
-                self.arrays.append(np.zeros((1, 1)))
-                continue
-            a = aligned_zeros(b.bytes).view(DTYPES[b.dtype]).reshape(b.rows, b.cols)
-            if b.tagged and marked:
-                a.view(np.uint8)[:] = 0xFF
-            if b.name in bound:
-                a[...] = bound[b.name].view(a.dtype)
-            self.arrays.append(a)
+        self.arrays = host_arrays(s, m.bound(s), 0xFF if marked else 0)
         self.index = {b.name: i for i, b in enumerate(s.buffers)}
         c.fill(s, self.array)
         self.s, self.case = s, c
