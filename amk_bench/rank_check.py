@@ -57,7 +57,7 @@ class RankCase(Case):
 
     def schedule(self, queues: int, config: Mapping[str, Any], arch: str) -> Schedule:
         target = Target.cpu(self.ranks.queues) if arch == "cpu" else Target(arch, arch, self.ranks.queues, 232_448)
-        return lower_ranks(GRAPHS[self.model], self.ranks, target, Geometry(context=self.context), self.mode)
+        return lower_ranks(GRAPHS[self.model], self.ranks, target, Geometry(self.purpose, context=self.context), self.mode)
 
     @property
     def on_cpu(self) -> RankCase:

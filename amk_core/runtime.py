@@ -104,12 +104,11 @@ class Model:
     spin_timeout_s: float = 60.0  # a wait longer than this is a fault, not a hang
     backend: Backend = "cpu"
     quantised: QuantWeights | None = None  # the weights that are multiplied with, where they are not the checkpoint's own
-    ranks: Ranks | None = None  # that share a decode step
+    ranks: Ranks | None = None  # that share every step, which then takes one row
     ranks_are_chosen: bool = False  # by the cost model, so that fewer or none will do where the card does not place them
     stats: Stats = field(default_factory=Stats)
     _programs: dict[Purpose, Program] = field(default_factory=dict)
     _tape: Tape | None = None
-    _rank_tape: Tape | None = None
     _kv: npt.NDArray[np.uint8] | None = None
     _card: Any = None  # amk_core.vm.card.Card, what the programs share on a device
     _constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -129,9 +128,8 @@ class Model:
     def tape(self) -> Tape:
         """The weight tape in this machine's memory (built by the first program of the CPU backend)."""
         self.program("decode")
-        tape = self._tape or self._rank_tape
-        assert tape is not None
-        return tape
+        assert self._tape is not None
+        return self._tape
 
     @property
     def tokenizer(self) -> Any:
@@ -145,7 +143,8 @@ class Model:
     def geometry(self, purpose: Purpose) -> Geometry:
         if purpose == "decode":
             return Geometry("decode", self.batch, 1, self.context)
-        return Geometry(purpose, self.batch if purpose == "prefill" else 1, self.chunk, self.context)
+        chunk = 1 if self.ranks is not None else self.chunk  # a prompt by ranks has the bits of decoding: a row a step
+        return Geometry(purpose, self.batch if purpose == "prefill" else 1, chunk, self.context)
 
     def program(self, purpose: Purpose) -> Program:
         """Lower, validate and load the schedule of a purpose (once).
@@ -171,28 +170,23 @@ class Model:
                 vm = self._card.vm(self, schedule, verdict.certificate)
                 break
             except TooFewClusters as e:
-                if not self.ranks_are_chosen or self.ranks is None:
+                if not self.ranks_are_chosen or self.ranks is None or purpose != "decode":
                     raise
                 self.ranks = Ranks(e.fit, self.ranks.cluster) if e.fit > 1 else None
         self._programs[purpose] = Program(schedule, verdict, self.geometry(purpose), vm)
         return self._programs[purpose]
 
-    def _lower(self, purpose: Purpose, ranks: bool = True) -> Schedule:
-        geo = self.geometry(purpose)
-        if ranks and self.ranks is not None and purpose == "decode":
-            queues = max(self.target.queues, self.ranks.queues) if self.backend == "cpu" else self.target.queues
-            return lower_ranks(self.graph, self.ranks, replace(self.target, queues=queues), geo, self.mode, self.config)
+    def _lower(self, purpose: Purpose) -> Schedule:
+        if self.ranks is None:
+            return self.unshared(purpose)
+        queues = max(self.target.queues, self.ranks.queues) if self.backend == "cpu" else self.target.queues
+        target = replace(self.target, queues=queues)
+        return lower_ranks(self.graph, self.ranks, target, self.geometry(purpose), self.mode, self.config)
+
+    def unshared(self, purpose: Purpose) -> Schedule:
+        """The schedule of a purpose without ranks."""
         quant = None if self.quantised is None else self.quantised.config
-        return lower(self.graph, self.config, self.target, geo, self.mode, quant)
-
-    def tiled(self, schedule: Schedule) -> Schedule:
-        """The schedule whose tiles lie on the tape of ``schedule``: a decode step that is cut alike, which streams every weight."""
-        decode = self._programs.get("decode")
-        return schedule if decode is None else self.plain(decode.schedule)
-
-    def plain(self, schedule: Schedule) -> Schedule:
-        """A decode step without ranks: ``schedule`` itself if it has none."""
-        return schedule if self.ranks is None else self._lower("decode", ranks=False)
+        return lower(self.graph, self.config, self.target, self.geometry(purpose), self.mode, quant)
 
     def traced(self) -> Any:
         """The decode program once more, built with the tracer, on the same weights and KV rows; a CudaVM.
@@ -206,19 +200,16 @@ class Model:
         return self._card.vm(self, program.schedule, program.verdict.certificate, trace=True)
 
     def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
-        ranked = schedule.meta.get("ranks") is not None
-        tape = self._rank_tape if ranked else self._tape
-        if tape is None:
-            tape = Tape.build(TapeLayout.of(self.tiled(schedule)), self.weight)
-            self._rank_tape, self._tape = (tape, self._tape) if ranked else (self._rank_tape, tape)
+        if self._tape is None:
+            self._tape = Tape.build(TapeLayout.of(schedule), self.weight)
         if self._kv is None:
             self._kv = aligned_zeros(schedule.pool_bytes("kv"))
         return CpuVM(
             tables.pack(schedule),
             certificate,
-            task_weight=tape.layout.locate(schedule),
-            tape=tape.data,
-            tape_dtype=tape.layout.dtype,
+            task_weight=self._tape.layout.locate(schedule),
+            tape=self._tape.data,
+            tape_dtype=self._tape.layout.dtype,
             bound={b.name: self.constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
             pools={"kv": self._kv},
         )
@@ -552,14 +543,16 @@ def load(
         queues: CPU threads, by default the cores this process may use; SMs of the card, by default all of them.
         batch: sequences decoded side by side, 1 to 16.
         context: positions a sequence may have (sizes the KV cache); by default 2048 or what the model was trained for.
-        chunk: prompt tokens a step, 1 to 32.
+        chunk: prompt tokens a step, 1 to 32; with ranks a step takes one.
         config: scheduling choices; they never change a bit of the result.
         backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
             rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
             them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise.
-        ranks: clusters of queues that share a decode step, for one sequence with weights as the mode stores them: other bits, and
-            on a card less waiting. ``auto``: on a card in ``fast``, where the cost model expects them to be quicker.
+        ranks: clusters of queues that share every step, for one sequence with weights as the mode stores them: on a card less
+            waiting while decoding, but prompts and scored texts take a step a token, so that all positions have the same bits.
+            They are other bits than those without ranks, and belong to the number of ranks.  They have not run on a card yet.
+            ``auto``: on a card in ``fast``, where the cost model expects decoding to be quicker.
 
     Raises:
         ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.

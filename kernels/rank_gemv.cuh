@@ -263,7 +263,7 @@ __device__ __noinline__ void run_rank_head(const Context c) {
   namespace a = lm_head;
   const int row0 = c.p(a::row0), n = c.p(a::row1) - row0;
   const float rms = rank_normed(c, c.at<const float>(a::norm_w), c.real(a::eps), Groups(n));
-  float* to = c.at(a::logits) + row0;
+  float* to = c.at(a::logits) + (c.p(a::ring) == 1 ? int64_t(c.step()) * kVocab : 0) + row0;
   for (int i = c.thread; i < n; i += kThreads) to[i] = rank_total(c, n, i) * rms;
 }
 

@@ -82,7 +82,8 @@ __device__ __noinline__ void run_rank_sum(const Context c) {
 // The columns of the token's embedding that this queue begins the residual stream with.  False where the token does not exist.
 __device__ __noinline__ bool run_rank_embed(const Context c, int* seen) {
   const int col0 = c.p(embed::col0), n = c.p(embed::col1) - col0;
-  const int id = load_shared_i32(c.at<int32_t>(embed::token));
+  const int column = c.p(embed::feed) == 0 ? 0 : c.step();  // the sampler's token, or the next one of the prompt
+  const int id = load_shared_i32(c.at<int32_t>(embed::token) + column);
   if (id != kNoToken && (id < 0 || id >= c.p(embed::vocab))) {
     *seen = id;
     return false;

@@ -47,7 +47,7 @@ def add_ranks(parser: argparse._ActionsContainer) -> None:
     """The option of commands that load a model; see :func:`load_settings`."""
     parser.add_argument(
         "--ranks", type=ranks_of_a_load, metavar="off|auto|COUNTxCLUSTER",
-        help="clusters of queues that share a decode step: other bits, and on a card less waiting (default: off)",
+        help="clusters of queues that share every step of one sequence: other bits, and on a card less waiting (default: off)",
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def add_lowering(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="KEY=VALUE", action="append", default=[], help="a field of ScheduleConfig; may be repeated"
     )
     group.add_argument(
-        "--ranks", type=ranks, metavar="COUNTxCLUSTER", help="share the model between clusters of queues (decode, batch 1)"
+        "--ranks", type=ranks, metavar="COUNTxCLUSTER", help="share the model between clusters of queues (a step is one row)"
     )
 
 
@@ -100,7 +100,7 @@ def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
     target = Target.named(args.target)
     if args.queues:
         target = dataclasses.replace(target, queues=args.queues)
-    chunk = args.chunk or (1 if args.purpose == "decode" else 16)
+    chunk = args.chunk or (1 if args.purpose == "decode" or args.ranks else 16)
     context = args.context or min(graph.context, DEFAULT_CONTEXT)
     geometry = Geometry(args.purpose, args.batch, chunk, context)
     config = ScheduleConfig.parse(args.config)

@@ -9,6 +9,7 @@ adds the parts of the j-th piece of the residual stream and gives it to its clus
 
 ``=>`` crosses ranks, ``->`` stays in a cluster: two hand-offs of a layer go through global memory in place of five.  How K is cut
 into parts and positions into PIECES belongs to the numeric plan: the number of ranks changes bits, the size of a cluster does not.
+Prompts and scored texts go through the same steps, a row each, without a sampler: so every position has the bits of decoding.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from amk_core.targets import Target
 MAX_CLUSTER = 16
 POOL = "cluster"
 # What ``amk_core.load`` does where nobody says: "off", or "auto" (amk_core.cost.best_ranks).  Off until a card has confirmed the
-# device VM for ranks; and with them a decode step on a card has other bits than a scored text and than a batch.
+# device VM for ranks.
 BY_DEFAULT: Literal["auto", "off"] = "off"
-PIECES = 8  # of attention: piece j has the positions j, j + 8, ..; part of the numeric plan
+# Part of the numeric plan: piece j of attention has the positions j, j + 8, ..; intermediate units are shared by eights.
+PIECES, UNIT_ALIGN = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class _RankLowering(Lowering):
     def __init__(
         self, graph: ModelGraph, ranks: Ranks, config: ScheduleConfig, target: Target, geometry: Geometry, mode: Mode
     ) -> None:  # fmt: skip
-        if geometry.purpose != "decode" or geometry.batch != 1:
-            raise ValueError(f"ranks decode one sequence, asked is {geometry.purpose} of {geometry.batch}")
+        if geometry.rows != 1:
+            raise ValueError(f"a step of ranks is one row, asked are {geometry.batch} sequences and chunks of {geometry.chunk}")
         if target.queues < ranks.queues:
             raise ValueError(f"{ranks.count} ranks of {ranks.cluster} queues, {target.name} has {target.queues}")
         own = dataclasses.replace(target, queues=ranks.queues)
@@ -76,7 +78,7 @@ class _RankLowering(Lowering):
         )
         self.group = g.n_heads // g.n_kv_heads
         self.heads = [(h * self.group * d, (h + 1) * self.group * d) for h in range(g.n_kv_heads)]  # K of the o parts
-        self.units = split_rows(g.intermediate_size, ranks.count, config.row_align)  # K of the down parts
+        self.units = split_rows(g.intermediate_size, ranks.count, UNIT_ALIGN)  # K of the down parts
         self.cols = split_rows(g.hidden_size, ranks.cluster, 1)
         if len(self.heads) > MAX_PARTS or len(self.units) != ranks.count or len(self.cols) != ranks.cluster:
             raise ValueError(
@@ -148,10 +150,14 @@ class _RankLowering(Lowering):
         }  # fmt: skip
         projected, n = self.b.counter(f"{name}.qkv"), 0
         for j, tiles in enumerate(self.rows_of(head)):
+            if self.last_of_prefill(i):
+                tiles = [t for t in tiles if t[1] > g.n_heads * d]  # only keys and values are kept
             for k, (row0, row1) in enumerate(tiles):
                 tile = {**qkv, "row0": row0, "row1": row1}
                 self.b.task("rank_qkv", self.queue(rank, j), tile, () if k else before, (projected,))
                 n += 1
+        if self.last_of_prefill(i):
+            return
         attn = [
             {
                 **common, "attn": ids[f"R{rank}.attn"], "kv_head": head, "head": head * self.group, "heads": self.group,
@@ -182,6 +188,8 @@ class _RankLowering(Lowering):
         g, ids, m = self.g, self.b.buffer_ids, self.m
         for head in range(rank, g.n_kv_heads, self.ranks.count):
             self.attention(i, rank, head, before)
+        if self.last_of_prefill(i):
+            return ()
         mid = self.sums("o_sum", i, rank, "o_part", g.n_kv_heads)
         k0, k1 = self.units[rank]
         gate_up = [
@@ -205,31 +213,40 @@ class _RankLowering(Lowering):
     def schedule(self) -> Schedule:
         self.buffers()
         g, ids, m, b = self.g, self.b.buffer_ids, self.m, self.b
-        start: list[Wait] = []  # filled below: the sampler of the step before, whose counter does not exist yet
+        decode = self.geo.purpose == "decode"
+        start: list[Wait] = []  # filled below: the end of the step before, whose counter does not exist yet
         before: list[Sequence[Wait]] = []
         for r in range(self.ranks.count):
             embed = [
                 {
-                    "token": ids["token"], "table": ids["embed"], "out": ids[f"R{r}.h"], "m": m, "chunk": 1, "feed": 0, "col0": a,
-                    "col1": e, "vocab": g.vocab_size, "scale": 1.0,
+                    "token": ids["token" if decode else "prompt"], "table": ids["embed"], "out": ids[f"R{r}.h"], "m": m, "chunk": 1,
+                    "feed": int(not decode), "col0": a, "col1": e, "vocab": g.vocab_size, "scale": 1.0,
                 }
                 for a, e in self.cols
             ]  # fmt: skip
             before.append(self.spread("embed", r, f"R{r}.embed", embed, start))
         for i in range(g.n_layers):
             before = [self.rank_layer(i, r, waits) for r, waits in enumerate(before)]
-        head, waiting = b.counter("head"), set[int]()
+        end = b.counter("head" if decode else "end")
+        if self.geo.purpose != "prefill":
+            self.head(end if decode else None, before)
+        # without a sampler the last tasks of all queues end a step, as the values of the next one are written in the same places
+        n = len(self.head_tiles) if decode else b.drain(end)
+        return self.finish(((end, n, 0),), start)
+
+    def head(self, done: int | None, before: Sequence[Sequence[Wait]]) -> None:
+        """Logits behind the waits of each rank; ``done``: the counter of all tiles."""
+        g, ids, waiting = self.g, self.b.buffer_ids, set[int]()
         for j, (a, e) in enumerate(self.head_tiles):
             queue = j % self.ranks.queues
             rank = queue // self.ranks.cluster
             tile = {
                 "h": ids[f"R{rank}.h"], "norm_w": ids["final_norm"], "w": ids["head"], "logits": ids["logits"],
-                "amax": ids.get("amax", -1), "m": m, "row0": a, "row1": e, "tile": j, "ring": 0, "hidden": g.hidden_size,
-                "layer": g.n_layers, "eps": g.norm_eps,
+                "amax": ids.get("amax", -1), "m": self.m, "row0": a, "row1": e, "tile": j, "ring": int(done is None),
+                "hidden": g.hidden_size, "layer": g.n_layers, "eps": g.norm_eps,
             }  # fmt: skip
-            b.task("lm_head", queue, tile, () if queue in waiting else before[rank], (head,))
+            self.b.task("lm_head", queue, tile, () if queue in waiting else before[rank], () if done is None else (done,))
             waiting.add(queue)
-        return self.finish(((head, len(self.head_tiles), 0),), start)
 
 
 def lower_ranks(
@@ -240,14 +257,14 @@ def lower_ranks(
     mode: Mode = "exact",
     config: ScheduleConfig | None = None,
 ) -> Schedule:
-    """Lower the decode step of one sequence for ranks.
+    """Lower the steps of one sequence for ranks: decoding, and the rows of a prompt or of a scored text, one a step.
 
     Args:
         ranks: how many clusters, of how many queues; the target needs at least as many queues.
-        config: ``row_align`` cuts the intermediate units, ``head_tiles_per_queue``, ``fuse_argmax`` and ``sampler_queue`` are as
-            in :func:`amk_core.schedule.lower.lower`; the other fields have no meaning here.
+        config: ``row_align`` of the head, ``head_tiles_per_queue``, ``fuse_argmax`` and ``sampler_queue`` are as in
+            :func:`amk_core.schedule.lower.lower`; the other fields have no meaning here.
 
     Raises:
-        ValueError: a purpose, batch or shape that ranks do not serve.
+        ValueError: a batch, chunk or shape that ranks do not serve.
     """
     return _RankLowering(graph, ranks, config or ScheduleConfig(), target, geometry or Geometry(), mode).schedule()

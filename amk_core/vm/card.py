@@ -20,7 +20,7 @@ from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import Device, Memory, call, pointers
 from amk_core.vm.plan import MAX_FAST_ROWS, MAX_QUANT_ROWS, Dims, ProgramError, plan_build
 from amk_core.vm.rank_program import is_ranked
-from amk_core.vm.rank_vm import RankVM, TooFewClusters
+from amk_core.vm.rank_vm import RankVM
 
 if TYPE_CHECKING:
     from amk_core.graph import ModelGraph
@@ -37,7 +37,7 @@ class Card:
 
     def __init__(self) -> None:
         self.device = Device()
-        self._tapes: dict[bool, tuple[TapeLayout | DeviceTapeLayout, Memory]] = {}  # of programs for ranks, and of the others
+        self._tape: tuple[TapeLayout | DeviceTapeLayout, Memory] | None = None
         self._kv: Memory | None = None
         self._tables: dict[str, Memory] = {}
 
@@ -63,18 +63,14 @@ class Card:
         return 1
 
     def vm(self, model: Model, schedule: Schedule, certificate: object, trace: bool = False) -> CudaVM:
-        """A program of ``model``; the first one, which is the decode program, packs and uploads the weights, and so does the first
-        without ranks where that one has some.
+        """A program of ``model``; the first one, which is the decode program, packs and uploads the weights.
 
         Raises:
             TapeError: the schedule is tiled otherwise than the first one.
             CudaOutOfMemory: the card is too small; the message says how much is needed.
             TooFewClusters: the card does not place so many ranks at once.
         """
-        ranked = is_ranked(schedule)
-        if ranked not in self._tapes:
-            self._tapes[ranked] = self._pack(model, model.tiled(schedule))
-        layout, tape = self._tapes[ranked]
+        layout, tape = self._tape or self._pack(model, schedule)
         if self._kv is None:
             self._kv = self.device.memory(schedule.pool_bytes("kv"))
             self._kv.fill(0)
@@ -85,15 +81,13 @@ class Card:
                 if key not in self._tables:
                     self._tables[key] = self.device.upload(model.constant(b.name, b.dtype, b.rows))
                 bound[b.name] = self._tables[key]
-        kind = RankVM if ranked else CudaVM
-        try:
-            return kind(
-                tables.pack(schedule), certificate, task_weight=layout.locate(schedule), tape=tape, bound=bound,
-                pools={"kv": self._kv}, device=self.device, trace=trace,
-            )  # fmt: skip
-        except TooFewClusters:
-            del self._tapes[ranked]  # whoever comes with fewer ranks cuts the weights otherwise
-            raise
+        kind = RankVM if is_ranked(schedule) else CudaVM
+        vm = kind(
+            tables.pack(schedule), certificate, task_weight=layout.locate(schedule), tape=tape, bound=bound,
+            pools={"kv": self._kv}, device=self.device, trace=trace,
+        )  # fmt: skip
+        self._tape = layout, tape  # kept where the program fits: with fewer ranks the weights are cut otherwise
+        return vm
 
     def _pack(self, model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:
         """The weight tape on the card.  The one of fast mode is put in order there, one weight at a time."""
@@ -101,7 +95,7 @@ class Card:
             layout = TapeLayout.of(schedule)
             return layout, self.device.upload(Tape.build(layout, model.weight).data)
         fragments = DeviceTapeLayout.of(schedule)
-        build = plan_build(Dims.of(model.plain(schedule)), self.device.facts.arch, self.device.facts.smem_bytes)
+        build = plan_build(Dims.of(model.unshared("decode")), self.device.facts.arch, self.device.facts.smem_bytes)
         packer = Packer(self.device, nvrtc.build(build.defines, self.device.facts.arch).data)
         return fragments, packer.tape(fragments, model.weight)
 

@@ -20,6 +20,7 @@ from amk_core.vm.plan import (
     SAMPLER_BYTES,
     STATIC_BYTES,
     UNIT_BYTES,
+    UNIT_K,
     Build,
     Dims,
     ProgramError,
@@ -58,7 +59,7 @@ def rank_dims(s: Schedule) -> Dims:
         raise ProgramError(f"{task_name(s, int(t))}: the device VM for ranks runs {', '.join(OPS)}")
     one = agreed(s, [ops.BY_NAME[name] for name in OPS], ("m", "hidden", "n_heads", "n_kv", "head_dim", "vocab"))
     _, down = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["down_part"])
-    inter = int(down["k1"].max(initial=0))
+    inter = int(down["k1"].max(initial=0)) or UNIT_K  # a prompt's program of one layer has no MLP
     kv = {b.dtype for b in s.buffers if b.kind is Kind.KV}
     used = {s.buffers[int(b)].dtype for b in np.unique(pack.tiles(s)[:, 0]) if b >= 0}
     if kv != {"bf16"} or used != {"bf16"}:
@@ -138,8 +139,11 @@ def check_rank_tasks(s: Schedule, d: Dims, pool: Pool) -> None:
             for t in ("k", "v"):
                 buf(t, d.kv_size, p["ctx"], bits_=16)
         if name == "embed":
-            need((p["feed"] != 0) | (p["col0"] < 0) | (p["col0"] >= p["col1"]) | (p["col1"] > d.hidden), "columns or feed")
-            need((p["token"] < 0) | (p["token"] >= n_buf) | (bits[p["token"]] != 32), "the token buffer")
+            cut = (p["col0"] < 0) | (p["col0"] >= p["col1"]) | (p["col1"] > d.hidden)
+            need(cut | (p["feed"] < 0) | (p["feed"] > 1), "columns or feed")
+            b = p["token"]
+            few = cols[b] < np.where(p["feed"] == 0, 1, s.steps)  # the sampler's token, or those of a prompt
+            need((b < 0) | (b >= n_buf) | (bits[b] != 32) | few, "the token buffer is too small")
             buf("table", d.hidden, p["vocab"], bits_=16)
             buf("out", d.hidden, 1, writes=True)
         elif name == "rank_qkv":
@@ -174,8 +178,8 @@ def check_rank_tasks(s: Schedule, d: Dims, pool: Pool) -> None:
             buf("act", cols[p["act"]], 1, writes=True)
             need(p["row1"] > cols[p["act"]], "the tile is longer than its activations")
         elif name == "lm_head":
-            need(p["ring"] != 0, "ring")
-            buf("logits", d.vocab, 1, writes=True)
+            need((p["ring"] < 0) | (p["ring"] > 1), "ring")
+            buf("logits", d.vocab, np.where(p["ring"] == 1, s.steps, 1), writes=True)
             a = p["amax"]
             need(
                 (a >= n_buf) | ((a >= 0) & ((bits[a] != 32) | (p["tile"] < 0) | (2 * p["tile"] + 2 > cols[a]))), "amax is too small"
@@ -225,7 +229,7 @@ def plan_ranks(
         **constants(d, FAST_WARPS, trace),
         "AMK_SLOTS": slots, "AMK_SLOT_UNITS": per_slot, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
         "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": 0, "AMK_RANK_CLUSTER": pool.cluster, "AMK_RANK_MAIL_BYTES": mail,
-        "AMK_RANK_BARRIERS": max(barriers, 1), "AMK_RANK_SUM_PASSES": -(-elements // (FAST_WARPS * 2)),
+        "AMK_RANK_BARRIERS": max(barriers, 1), "AMK_RANK_SUM_PASSES": max(1, -(-elements // (FAST_WARPS * 2))),
         "AMK_RANK_O_UNITS": warp_units(s, "o_part"), "AMK_RANK_DOWN_UNITS": warp_units(s, "down_part"),
         "AMK_RANK_AHEAD": ahead_loads(tile[:, 3], per_slot, slots),
     }  # fmt: skip

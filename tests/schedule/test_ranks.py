@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,8 @@ from amk_bench.adversary.net import Json, Net, access
 from amk_bench.device_cases import GRAPHS
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import Schedule, check_certificate, tables, validate
-from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import WRITE
-from amk_core.schedule.lower import Geometry, lower
+from amk_core.schedule.lower import Geometry, Purpose, lower
 from amk_core.schedule.lower_ranks import POOL, Ranks, lower_ranks
 from amk_core.schedule.ops import BY_CODE, CODES
 from amk_core.schedule.oracle import label
@@ -28,25 +28,31 @@ from amk_core.vm.program import ProgramError
 SHAPES = [("small", 3, 2), ("small", 1, 3), ("odd", 2, 4), ("smol", 15, 8), ("smol", 7, 16), ("smol", 2, 1)]
 
 
-def ranked(name: str = "small", count: int = 3, cluster: int = 2, steps: int = 0) -> Schedule:
-    return lower_ranks(GRAPHS[name], Ranks(count, cluster), Target.cpu(count * cluster), Geometry(context=64, steps=steps))
+PURPOSES: tuple[Purpose, ...] = ("decode", "prefill", "logits")
+
+
+def ranked(name: str = "small", count: int = 3, cluster: int = 2, steps: int = 0, purpose: Purpose = "decode") -> Schedule:
+    geometry = Geometry(purpose, context=64, steps=steps)
+    return lower_ranks(GRAPHS[name], Ranks(count, cluster), Target.cpu(count * cluster), geometry)
 
 
 def ops_of(s: Schedule, name: str) -> np.ndarray[Any, Any]:
     return np.flatnonzero(s.columns.task_op == CODES[name])
 
 
-@pytest.mark.parametrize(("name", "count", "cluster"), SHAPES)
-def test_lowerings_are_accepted_with_a_certificate(name: str, count: int, cluster: int) -> None:
-    s = ranked(name, count, cluster)
+@pytest.mark.parametrize("purpose", PURPOSES)
+@pytest.mark.parametrize(("name", "count", "cluster"), [*SHAPES, ("wide", 4, 2)])
+def test_lowerings_are_accepted_with_a_certificate(name: str, count: int, cluster: int, purpose: Purpose) -> None:
+    s = ranked(name, count, cluster, purpose=purpose)
     verdict = validate(s)
     assert verdict.accepted, str(verdict)
     assert not check_certificate(tables.pack(s), verdict.certificate)
     assert Schedule.from_json(s.to_json()).pools == s.pools
 
 
-def test_the_second_opinions_agree() -> None:
-    s = lower_ranks(GRAPHS["odd"], Ranks(2, 1), Target.cpu(2), Geometry(context=8, steps=1))
+@pytest.mark.parametrize(("purpose", "steps"), [("decode", 1), ("prefill", 2), ("logits", 2)])
+def test_the_second_opinions_agree(purpose: Purpose, steps: int) -> None:
+    s = lower_ranks(GRAPHS["odd"], Ranks(2, 1), Target.cpu(2), Geometry(purpose, context=8, steps=steps))
     assert validate(s).accepted
     assert not second_opinion(s).rules
     assert not label(s).rules
@@ -84,9 +90,30 @@ def test_every_weight_is_streamed_once() -> None:
     assert elements[0] == elements[1]
 
 
-def test_every_wait_is_needed_or_implied_by_the_queue() -> None:
+@pytest.mark.parametrize("purpose", ["prefill", "logits"])
+def test_a_prompt_is_on_the_tape_of_decoding_and_a_row_has_every_position(purpose: Purpose) -> None:
+    s, decode = ranked("smol", 5, 4, purpose=purpose), ranked("smol", 5, 4)
+    layout = TapeLayout.of(decode)
+    assert (layout.locate(s) >= 0).sum() == sum(
+        len(ops_of(s, n)) for n in ("rank_qkv", "o_part", "gate_up", "down_part", "lm_head")
+    )
+    kv = [{(b.name, b.rows, b.cols, b.offset) for b in x.buffers if b.pool == "kv"} for x in (s, decode)]
+    assert kv[0] == kv[1]
+    assert s.steps == 128  # ids of a launch
+    assert len(ops_of(s, "sample")) == 0
+    last = GRAPHS["smol"].n_layers - 1
+    if purpose == "prefill":  # of the last layer keys and values alone, and no head
+        assert len(ops_of(s, "lm_head")) == 0
+        json = s.to_json()["tasks"]
+        assert max(json[t]["params"]["layer"] for t in ops_of(s, "o_sum")) == last - 1
+    else:
+        assert len(ops_of(s, "lm_head")) == len(ops_of(decode, "lm_head"))
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_every_wait_is_needed_or_implied_by_the_queue(purpose: Purpose) -> None:
     """Without any one wait of a phase the schedule is refused; first tasks have one that others of their queue imply."""
-    s = ranked("small", 2, 2, steps=2)
+    s = ranked("small", 2, 2, steps=2, purpose=purpose)
     c, json = s.columns, s.to_json()
     refused, kept = set(), set()
     for t in range(s.n_tasks):
@@ -95,8 +122,10 @@ def test_every_wait_is_needed_or_implied_by_the_queue() -> None:
             broken = copy.deepcopy(json)
             del broken["tasks"][t]["waits"][w]
             (kept if validate(Schedule.from_json(broken)).accepted else refused).add((name, w))
-    assert {"rank_qkv", "rank_attn", "o_part", "gate_up", "down_part", "lm_head", "sample"} <= {n for n, _ in refused}
-    assert {n for n, _ in kept} <= {"embed"}  # its wait for the sampler guards the stop too, and stands twice
+    behind = {"decode": {"lm_head", "sample"}, "prefill": {"embed"}, "logits": {"embed", "lm_head"}}[purpose]
+    assert {"rank_qkv", "rank_attn", "o_part", "gate_up", "down_part"} | behind <= {n for n, _ in refused}
+    # the first wait of a step guards a stop too, and where a queue's rows are needed by all others anyway they imply it
+    assert {n for n, _ in kept} <= {"embed"}
 
 
 @pytest.mark.parametrize(
@@ -214,11 +243,13 @@ def test_numbers_of_ranks_have_limits(count: int, cluster: int) -> None:
 
 def test_what_ranks_do_not_serve_is_said() -> None:
     g, target = GRAPHS["small"], Target.cpu(4)
-    with pytest.raises(ValueError, match="one sequence"):
+    with pytest.raises(ValueError, match="a step of ranks is one row, asked are 2 sequences and chunks of 1"):
         lower_ranks(g, Ranks(2, 2), target, Geometry(batch=2, context=64))
+    with pytest.raises(ValueError, match="1 sequences and chunks of 16"):
+        lower_ranks(g, Ranks(2, 2), target, Geometry("prefill", chunk=16, context=64))
     with pytest.raises(ValueError, match="has 4"):
         lower_ranks(g, Ranks(3, 2), target, Geometry(context=64))
     with pytest.raises(ValueError, match="work for each rank"):
-        lower_ranks(GRAPHS["odd"], Ranks(16, 1), Target.cpu(16), Geometry(context=64), config=ScheduleConfig(row_align=16))
+        lower_ranks(replace(GRAPHS["odd"], intermediate_size=64), Ranks(16, 1), Target.cpu(16), Geometry(context=64))
     with pytest.raises(ProgramError, match="partial sums"):
         Dims.of(ranked())

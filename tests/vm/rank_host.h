@@ -11,7 +11,7 @@
 namespace amk {
 
 constexpr int kHidden = AMK_HIDDEN, kHeads = AMK_HEADS, kKvHeads = AMK_KV_HEADS, kHeadDim = AMK_HEAD_DIM, kGroup = kHeads / kKvHeads;
-constexpr int kQSize = kHeads * kHeadDim, kKvSize = kKvHeads * kHeadDim, kWarps = AMK_WARPS, kWorkBytes = AMK_WORK_BYTES, kPartHead = 2;
+constexpr int kQSize = kHeads * kHeadDim, kKvSize = kKvHeads * kHeadDim, kWarps = AMK_WARPS, kWorkBytes = AMK_WORK_BYTES, kPartHead = 2, kVocab = AMK_VOCAB;
 constexpr int kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kCluster = AMK_RANK_CLUSTER;
 #define kMinusInfinity __int_as_float(int(0xff800000u))
 constexpr int up(int n, int to) { return (n + to - 1) / to * to; }

@@ -88,22 +88,38 @@ WIDE = {"vocab_size": 192, "hidden_size": 192, "intermediate_size": 320, "num_at
         "head_dim": 32}  # fmt: skip
 
 
-def test_a_decode_step_of_ranks_and_a_prompt_without_them_share_keys_and_values(card: FakeCard) -> None:
+def test_every_program_of_ranks_is_one_of_ranks_on_the_same_tape_keys_and_values(card: FakeCard) -> None:
     loaded: Any = amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda", ranks=Ranks(3, 2))
     decode = loaded.program("decode")
-    assert type(decode.vm) is RankVM
-    assert decode.schedule.meta["ranks"] == 3
     assert card.log["cuLaunchKernel"] > 0
-    for purpose in ("prefill", "logits"):
+    kept = {b.name: (b.offset, b.rows, b.cols) for b in decode.schedule.buffers if b.pool == "kv"}
+    for purpose in ("decode", "prefill", "logits"):
         program = loaded.program(purpose)
-        assert type(program.vm) is CudaVM
+        assert type(program.vm) is RankVM
+        assert program.schedule.meta["ranks"] == 3
         assert program.vm.pool("kv") is decode.vm.pool("kv")
-        kept = {b.name: (b.offset, b.rows, b.cols) for b in decode.schedule.buffers if b.pool == "kv"}
         assert kept == {b.name: (b.offset, b.rows, b.cols) for b in program.schedule.buffers if b.pool == "kv"}
-    assert loaded.program("logits").vm.tape is loaded.program("prefill").vm.tape is not decode.vm.tape
+        assert program.vm.tape is decode.vm.tape
+    assert loaded.program("logits").vm.build == decode.vm.build  # what scores a text is the machine code that decodes
     traced = loaded.traced()
     assert type(traced) is RankVM
     assert traced.tape is decode.vm.tape
+
+
+def test_a_prompt_of_ranks_is_a_launch_of_as_many_steps(card: FakeCard) -> None:
+    loaded: Any = amk_core.load(
+        make_llama(**WIDE, max_position_embeddings=512), "fast", context=256, chunk=16, backend="cuda", ranks=Ranks(3, 2)
+    )
+    seen: list[tuple[int, list[int]]] = []
+    vm = loaded.program("prefill").vm
+    card.work = lambda c, launch: seen.append((int(launch["steps"]), vm.memory.read("prompt")[0, : int(launch["steps"])].tolist()))
+    ids = [i % 190 for i in range(150)]
+    loaded.prefill([ids])
+    assert seen == [(128, ids[:128]), (22, ids[128:])]
+    del seen[:]
+    vm = loaded.program("logits").vm
+    assert loaded.logits(ids[:40]).shape == (40, WIDE["vocab_size"])
+    assert seen == [(40, ids[:40])]
 
 
 def test_ranks_that_the_cost_model_chose_give_way_to_what_the_card_places(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +149,3 @@ def test_ranks_are_off_where_nobody_asks_and_refused_where_they_serve_nothing() 
         amk_core.load(make_llama(**WIDE), "fast", batch=2, context=64, ranks=Ranks(3, 2))
     with pytest.raises(RequestError, match=r"asked is weights int8.*; leave ranks out"):
         amk_core.load(make_llama(**WIDE), "fast", context=64, weights="int8", ranks=Ranks(3, 2))
-
-
-def test_the_cpu_vm_decodes_with_ranks_on_the_keys_of_a_prompt_without() -> None:
-    model, prompt = make_llama(**WIDE), list(range(5, 25))
-    plain = amk_core.load(model, context=64, queues=2)
-    shared = amk_core.load(model, context=64, queues=2, ranks=Ranks(3, 2))
-    assert shared.schedules["decode"].meta["ranks"] == 3
-    assert shared.generate(prompt, 12, stop_ids=[])[0].tokens == plain.generate(prompt, 12, stop_ids=[])[0].tokens
-    np.testing.assert_array_equal(shared.logits(prompt), plain.logits(prompt))

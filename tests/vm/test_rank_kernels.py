@@ -19,7 +19,7 @@ from host_compiler import compiled
 from rank_cluster import Cards
 
 from amk_bench import rank_dump
-from amk_bench.device_cases import device_tape, relative, run_cpu, run_reference
+from amk_bench.device_cases import GRAPHS, device_tape, relative, run_cpu, run_reference
 from amk_bench.rank_check import RankCase, case
 from amk_core import resources
 from amk_core.schedule import ops
@@ -53,7 +53,7 @@ class Kernels(Cards):
         plan = rank_program.plan_ranks(s, dims, "sm_90", 232_448)
         self.code = library(folder, dict(plan.defines))
         m = c.random_model()
-        tape, where = device_tape(c, m, s, s)
+        tape, where = device_tape(c, m, s, c.tiled(0, {}, "sm_90"))
         self.tape = tape
         self.arrays = host_arrays(s, m.bound(s))
         self.index = {b.name: i for i, b in enumerate(s.buffers)}
@@ -143,6 +143,34 @@ def test_the_kernels_are_as_accurate_as_the_cpu_vm(c: RankCase, tmp_path: Path) 
     cpu = run_cpu(c.on_cpu)
     mine, theirs = (relative(x["logits"], run_reference(c.plain, x)["logits"]) for x in (got, cpu))
     assert 0 < mine <= 1.5 * theirs
+
+
+@pytest.mark.parametrize(
+    "c", [case("small", 3, 2, 5, 4), case("small", 2, 4, 300, 2), case("wide", 4, 2, 3, 2)], ids=lambda c: c.name
+)
+def test_a_prompt_and_a_scored_text_have_the_bits_of_decoding(c: RankCase, tmp_path: Path) -> None:
+    """Rows of a launch with given ids, by the kernels' own code: keys and values of every layer, and the logits of the last row."""
+    s = c.schedule(0, {}, "sm_90")
+    decode = Kernels(c, s, tmp_path)
+    first = int(decode.arrays[decode.index["token"]][0, 0])
+    decode.run(c.steps, c.variables, 5)
+    made = decode.arrays[decode.index["out"]][: c.steps, 0].tolist()
+    rows = slice(c.p0[0], c.p0[0] + c.steps)
+    for purpose in ("prefill", "logits"):
+        given = replace(c, purpose=purpose)
+        program = given.schedule(0, {}, "sm_90")
+        (folder := tmp_path / purpose).mkdir()
+        cards = Kernels(given, program, folder)
+        cards.arrays[cards.index["prompt"]][0, : c.steps] = [first, *made[:-1]]
+        cards.run(c.steps, c.variables, 6)
+        for name in (f"L{i}.{kind}" for i in range(GRAPHS[c.model].n_layers) for kind in "kv"):
+            mine, wanted = (x.arrays[x.index[name]][rows] for x in (cards, decode))
+            assert (wanted != 0).any()
+            np.testing.assert_array_equal(mine, wanted, name)
+        if purpose == "logits":
+            logits = cards.arrays[cards.index["logits"]]
+            np.testing.assert_array_equal(logits[c.steps - 1], decode.arrays[decode.index["logits"]][0])
+            assert logits[: c.steps].argmax(axis=1).tolist() == made
 
 
 def test_a_sequence_that_has_its_tokens_leaves_zeros_and_no_keys(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from amk_core import resources
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import ops, tables, validate
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.lower import Geometry, Mode, lower
+from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
 from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.targets import Target
 from amk_core.vm import driver, nvrtc, rank_mail, rank_program
@@ -35,13 +35,16 @@ SPILL_LIMIT_BYTES, REGISTER_LIMIT = 0, 168
 STEPS = 3
 
 
-def ranked(name: str = "small", count: int = 3, cluster: int = 2, mode: Mode = "fast", context: int = 64) -> Schedule:
+def ranked(
+    name: str = "small", count: int = 3, cluster: int = 2, mode: Mode = "fast", context: int = 64, purpose: Purpose = "decode"
+) -> Schedule:  # fmt: skip
     graph = GRAPHS[name] if name in GRAPHS else GRAPH_SHAPES[name]
-    return lower_ranks(graph, Ranks(count, cluster), H200, Geometry(context=context), mode)
+    return lower_ranks(graph, Ranks(count, cluster), H200, Geometry(purpose, context=context), mode)
 
 
-def build(s: Schedule) -> Program:
-    where = DeviceTapeLayout.of(s).locate(s)
+def build(s: Schedule, tiled: Schedule | None = None) -> Program:
+    """Records of a schedule, on the tape of ``tiled``."""
+    where = DeviceTapeLayout.of(tiled or s).locate(s)
     return rank_program.build_rank_program(s, rank_program.rank_dims(s), lambda b: 0x1000 * (b + 1), where, 1 << 40)
 
 
@@ -112,6 +115,26 @@ def test_clusters_compute_what_the_schedule_means(count: int, cluster: int, seed
     for name in ("logits", "out", "L1.k", "L1.v"):
         np.testing.assert_array_equal(cards.shared[index[name]], whole[index[name]])
     assert np.isfinite(cards.shared[index["logits"]]).all()
+
+
+@pytest.mark.parametrize("purpose", ["prefill", "logits"])
+@pytest.mark.parametrize(("name", "count", "cluster"), [("small", 3, 2), ("small", 1, 3), ("wide", 4, 1)])
+def test_clusters_take_a_prompt_a_row_a_step(name: str, count: int, cluster: int, purpose: Purpose) -> None:
+    s, decode = (ranked(name, count, cluster, purpose=p) for p in (purpose, "decode"))
+    values, variables = values_of(s), [3, STEPS]
+    values["prompt"][0, :STEPS] = 11, 5, 9
+    cards = Cards(s, build(s, decode), values)
+    order = cards.run(STEPS, variables, 1)
+    assert sorted(order) == sorted(list(range(s.n_tasks)) * STEPS)
+    whole = alone(s, order, values, variables)
+    index = {b.name: i for i, b in enumerate(s.buffers)}
+    last = f"L{GRAPHS[name].n_layers - 1}"
+    for name in (f"{last}.k", f"{last}.v", *(("logits",) if purpose == "logits" else ())):
+        np.testing.assert_array_equal(cards.shared[index[name]], whole[index[name]])
+    rows = cards.shared[index[f"{last}.k"]][3 : 3 + STEPS]
+    assert len({r.tobytes() for r in rows}) == STEPS
+    assert ("logits" in index) == (purpose == "logits")
+    assert {int(r["n_waits"]) for r in cards.program.tasks if r["op"] == ops.CODES["embed"]} == {1}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +234,10 @@ def buffer(name: str) -> int:
         ("o_sum", "n", 17, "1 to 16 parts"),
         ("down_sum", "out", lambda: buffer("R1.h"), "written in place"),
         ("gate_up", "packed", 1, "activations of a rank are floats"),
-        ("embed", "feed", 1, "columns or feed"),
+        ("embed", "feed", 2, "columns or feed"),
+        ("embed", "feed", 1, "the token buffer is too small"),
+        ("lm_head", "ring", 2, "ring"),
+        ("lm_head", "ring", 1, "logits is 1 by 515"),
         ("lm_head", "tile", 99, "amax is too small"),
         ("sample", "n_stop_ids", 99, "stop_ids is too small"),
     ],
