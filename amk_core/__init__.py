@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from amk_core.runtime import Generation, Model, load
+    from amk_core.loading import load
+    from amk_core.runtime import Generation, Model
     from amk_core.schedule.config import ScheduleConfig
     from amk_core.targets import Target
 
@@ -14,7 +15,7 @@ __all__ = ["Generation", "Model", "ScheduleConfig", "Target", "load"]
 _HOME = {
     "Generation": "amk_core.runtime",
     "Model": "amk_core.runtime",
-    "load": "amk_core.runtime",
+    "load": "amk_core.loading",
     "ScheduleConfig": "amk_core.schedule.config",
     "Target": "amk_core.targets",
 }

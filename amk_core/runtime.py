@@ -1,55 +1,25 @@
-"""A loaded model: checkpoint, schedules, certificates, weight tape and VM, behind ``generate`` and ``logits``."""
+"""A loaded model: ``generate`` and ``logits`` on its programs."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from amk_core.graph import ModelGraph
-from amk_core.importer import ImportedModel, open_model
-from amk_core.importer.rope import rope_tables
-from amk_core.quant.config import QuantConfig
-from amk_core.quant.saved import is_saved, open_saved
-from amk_core.quant.source import QuantWeights
-from amk_core.schedule import tables
-from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.ir import Kind, Schedule
-from amk_core.schedule.lower import MAX_STOP_IDS, Geometry, Mode, Purpose, lower
-from amk_core.schedule.lower_ranks import BY_DEFAULT, Ranks, lower_ranks
+from amk_core.programs import Program, Programs, RequestError
+from amk_core.schedule.lower import MAX_STOP_IDS
 from amk_core.schedule.ops import CONTROL_WORDS
-from amk_core.schedule.pack import TAPE_DTYPES, Tape, TapeLayout, aligned_zeros, logical_weight
-from amk_core.schedule.validate import Verdict, validate
-from amk_core.targets import Target
 from amk_core.vm import LaunchAborted
-from amk_core.vm.cpu import CpuVM
-
-Backend = Literal["cpu", "cuda"]
 
 POLL_S = 0.05  # a streaming launch that finishes no step within this is looked at again
-DEFAULT_CONTEXT = 2048
 
 Tokens = Sequence[int]
 OnToken = Callable[[int, int], None]  # (index of the prompt, token id)
-
-
-class RequestError(ValueError):
-    """A request the loaded model cannot serve; the message says what was asked, what is possible and what to do."""
-
-
-class ScheduleRejected(RuntimeError):
-    """Lowering produced a schedule that the validator does not accept; nothing was run."""
-
-    def __init__(self, purpose: str, verdict: Verdict) -> None:
-        self.verdict = verdict
-        first = verdict.findings[0].message if verdict.findings else "no finding"
-        super().__init__(f"the {purpose} schedule is rejected with {len(verdict.findings)} findings; the first: {first}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,59 +47,14 @@ class Stats:
 
 
 @dataclass(slots=True)
-class Program:
-    """A schedule that was accepted, its tables and the VM that runs them."""
-
-    schedule: Schedule
-    verdict: Verdict
-    geometry: Geometry
-    vm: Any  # a CpuVM or a CudaVM
-
-
-@dataclass(slots=True)
-class Model:
-    """A model ready to run; make one with :func:`load`.
+class Model(Programs):
+    """A model ready to run; make one with :func:`amk_core.load`.
 
     One call runs at a time; the KV cache belongs to the call.
     """
 
-    imported: ImportedModel
-    mode: Mode
-    target: Target
-    batch: int
-    chunk: int
-    context: int
-    config: ScheduleConfig
-    perturb_seed: int | None = None  # random delays around every task, for tests of determinism
-    spin_timeout_s: float = 60.0  # a wait longer than this is a fault, not a hang
-    backend: Backend = "cpu"
-    quantised: QuantWeights | None = None  # the weights that are multiplied with, where they are not the checkpoint's own
-    ranks: Ranks | None = None  # that share every step, which then takes one row
-    ranks_are_chosen: bool = False  # by the cost model, so that fewer or none will do where the card does not place them
     stats: Stats = field(default_factory=Stats)
-    _programs: dict[Purpose, Program] = field(default_factory=dict)
-    _tape: Tape | None = None
-    _kv: npt.NDArray[np.uint8] | None = None
-    _card: Any = None  # amk_core.vm.card.Card, what the programs share on a device
-    _constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     _tokenizer: Any = None
-
-    # -- parts
-    @property
-    def graph(self) -> ModelGraph:
-        return self.imported.graph
-
-    @property
-    def schedules(self) -> dict[str, Schedule]:
-        """The schedules built so far, by purpose."""
-        return {str(k): p.schedule for k, p in self._programs.items()}
-
-    @property
-    def tape(self) -> Tape:
-        """The weight tape in this machine's memory (built by the first program of the CPU backend)."""
-        self.program("decode")
-        assert self._tape is not None
-        return self._tape
 
     @property
     def tokenizer(self) -> Any:
@@ -140,100 +65,6 @@ class Model:
             self._tokenizer = AutoTokenizer.from_pretrained(str(self.imported.tokenizer_path))
         return self._tokenizer
 
-    def geometry(self, purpose: Purpose) -> Geometry:
-        if purpose == "decode":
-            return Geometry("decode", self.batch, 1, self.context)
-        chunk = 1 if self.ranks is not None else self.chunk  # a prompt by ranks has the bits of decoding: a row a step
-        return Geometry(purpose, self.batch if purpose == "prefill" else 1, chunk, self.context)
-
-    def program(self, purpose: Purpose) -> Program:
-        """Lower, validate and load the schedule of a purpose (once).
-
-        Raises:
-            ScheduleRejected: the validator found something; nothing is run.
-        """
-        if purpose in self._programs:
-            return self._programs[purpose]
-        if purpose != "decode":
-            self.program("decode")  # it streams every weight and needs the most KV: the others share its tape and its pool
-        while True:
-            schedule = self._lower(purpose)
-            verdict = validate(schedule)
-            if not verdict.accepted or verdict.certificate is None:
-                raise ScheduleRejected(purpose, verdict)
-            if self.backend != "cuda":
-                vm: Any = self._cpu_vm(schedule, verdict.certificate)
-                break
-            from amk_core.vm.rank_vm import TooFewClusters
-
-            try:
-                vm = self._card.vm(self, schedule, verdict.certificate)
-                break
-            except TooFewClusters as e:
-                if not self.ranks_are_chosen or self.ranks is None or purpose != "decode":
-                    raise
-                self.ranks = Ranks(e.fit, self.ranks.cluster) if e.fit > 1 else None
-        self._programs[purpose] = Program(schedule, verdict, self.geometry(purpose), vm)
-        return self._programs[purpose]
-
-    def _lower(self, purpose: Purpose) -> Schedule:
-        if self.ranks is None:
-            return self.unshared(purpose)
-        queues = max(self.target.queues, self.ranks.queues) if self.backend == "cpu" else self.target.queues
-        target = replace(self.target, queues=queues)
-        return lower_ranks(self.graph, self.ranks, target, self.geometry(purpose), self.mode, self.config)
-
-    def unshared(self, purpose: Purpose) -> Schedule:
-        """The schedule of a purpose without ranks."""
-        quant = None if self.quantised is None else self.quantised.config
-        return lower(self.graph, self.config, self.target, self.geometry(purpose), self.mode, quant)
-
-    def traced(self) -> Any:
-        """The decode program once more, built with the tracer, on the same weights and KV rows; a CudaVM.
-
-        Raises:
-            RequestError: the model is not on a card.
-        """
-        if self._card is None:
-            raise RequestError("only a model on a card can be traced; load it with backend='cuda'")
-        program = self.program("decode")
-        return self._card.vm(self, program.schedule, program.verdict.certificate, trace=True)
-
-    def _cpu_vm(self, schedule: Schedule, certificate: object) -> CpuVM:
-        if self._tape is None:
-            self._tape = Tape.build(TapeLayout.of(schedule), self.weight)
-        if self._kv is None:
-            self._kv = aligned_zeros(schedule.pool_bytes("kv"))
-        return CpuVM(
-            tables.pack(schedule),
-            certificate,
-            task_weight=self._tape.layout.locate(schedule),
-            tape=self._tape.data,
-            tape_dtype=self._tape.layout.dtype,
-            bound={b.name: self.constant(b.name, b.dtype, b.rows) for b in schedule.buffers if b.kind is Kind.TABLE},
-            pools={"kv": self._kv},
-        )
-
-    def weight(self, name: str) -> Any:
-        """A weight buffer of the schedule as the tape takes it."""
-        if self.quantised is not None:
-            return self.quantised.on_tape(name)
-        return logical_weight(self.graph, self.imported.weights.get, name)
-
-    def constant(self, name: str, dtype: str, rows: int) -> npt.NDArray[Any]:
-        """A table buffer: embedding, norm weights, rotary tables (padded with zero rows behind the trained context)."""
-        if name not in self._constants:
-            if name.startswith("rope."):
-                cos, sin = rope_tables(self.graph.rope, min(rows, self.graph.context))
-                pad = ((0, rows - len(cos)), (0, 0))
-                self._constants["rope.cos"], self._constants["rope.sin"] = np.pad(cos, pad), np.pad(sin, pad)
-            else:
-                a = np.asarray(self.imported.weights.get(name) if self.quantised is None else self.quantised.dense(name))
-                a = a.reshape(1, -1) if a.ndim == 1 else a
-                self._constants[name] = np.ascontiguousarray(a.astype(TAPE_DTYPES[dtype], copy=False))
-        return self._constants[name]
-
-    # -- running
     def _run(self, program: Program, steps: int, p0: Sequence[int], n: Sequence[int], seen: Callable[[int], None] | None) -> int:
         """Launch and wait; ``seen(k)`` is called as the number k of finished steps grows.  Returns the steps done."""
         vm = program.vm
@@ -498,99 +329,3 @@ class Model:
         for name, (seen, ok, required) in checks.items():
             if not ok:
                 raise RequestError(f"{name} is {seen}; required is {required}")
-
-
-def _open(
-    model: str | Path | Any, weights: str | QuantConfig | QuantWeights | None
-) -> tuple[ImportedModel, QuantWeights | None]:  # fmt: skip
-    """The model, and its quantised weights where some are asked for."""
-    if weights is None:
-        return open_model(model), None
-    if isinstance(weights, QuantWeights):
-        imported = open_model(model)
-        if weights.graph.weight_shapes() != imported.graph.weight_shapes():
-            raise RequestError(f"weights are those of {weights.graph.name}, the model is {imported.graph.name}")
-        return imported, weights
-    if weights == "stored":
-        from amk_core.quant.checkpoint import open_quantised
-
-        checkpoint = open_quantised(model)
-        return checkpoint.imported, checkpoint.weights()
-    imported = open_model(model)
-    if isinstance(weights, str) and is_saved(weights):
-        return imported, open_saved(Path(weights), imported.graph, imported.weights.get)
-    config = QuantConfig.parse(weights) if isinstance(weights, str) else weights
-    return imported, QuantWeights(imported.graph, config, imported.weights.get)
-
-
-def load(
-    model: str | Path | Any,
-    mode: Mode = "exact",
-    queues: int | None = None,
-    batch: int = 1,
-    context: int | None = None,
-    chunk: int = 16,
-    config: ScheduleConfig | None = None,
-    backend: Backend = "cpu",
-    weights: str | QuantConfig | QuantWeights | None = None,
-    ranks: Ranks | Literal["auto", "off"] = BY_DEFAULT,
-) -> Model:
-    """Open a checkpoint, lower it, prove the schedule safe and load it.
-
-    Args:
-        model: a known name (``amk model list``), a HuggingFace hub id, a directory, a .gguf file, or a live transformers model.
-        mode: ``exact`` (fp32, the same bits everywhere) or ``fast`` (bf16 weights and KV).
-        queues: CPU threads, by default the cores this process may use; SMs of the card, by default all of them.
-        batch: sequences decoded side by side, 1 to 16.
-        context: positions a sequence may have (sizes the KV cache); by default 2048 or what the model was trained for.
-        chunk: prompt tokens a step, 1 to 32; with ranks a step takes one.
-        config: scheduling choices; they never change a bit of the result.
-        backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
-        weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
-            rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
-            them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise.
-        ranks: clusters of queues that share every step, for one sequence with weights as the mode stores them: on a card less
-            waiting while decoding, but prompts and scored texts take a step a token, so that all positions have the same bits.
-            They are other bits than those without ranks, and belong to the number of ranks.  They have not run on a card yet.
-            ``auto``: on a card in ``fast``, where the cost model expects decoding to be quicker.
-
-    Raises:
-        ModelRefused, CheckpointError: the checkpoint is not one AMK understands whole.
-        ValueError: an impossible size; the message says what is possible.
-        CudaError, CompileError: no card, driver or compiler for ``backend="cuda"``, or the model does not fit the card.
-    """
-    if backend not in ("cpu", "cuda"):
-        raise RequestError(f"backend is {backend!r}; required is 'cpu' or 'cuda'")
-    if mode not in ("exact", "fast"):
-        raise RequestError(f"mode is {mode!r}; required is 'exact' or 'fast'")
-    card: Any = None
-    target = Target.cpu(queues)
-    if backend == "cuda":
-        from amk_core.vm.card import Card
-
-        card = Card()  # before the checkpoint is read: a machine without a card says so at once
-        target = card.target(queues)
-    imported, quantised = _open(model, weights)
-    if card is not None and quantised is not None and quantised.config.integer:
-        from amk_core.vm.plan import INTEGER_ACTIVATIONS
-
-        raise RequestError(INTEGER_ACTIVATIONS)
-    if card is not None:
-        chunk = card.chunk(mode, batch, chunk, imported.graph, None if quantised is None else quantised.config)
-    if context is None:
-        context = min(DEFAULT_CONTEXT, imported.graph.context)
-    chosen = ranks == "auto" and backend == "cuda" and mode == "fast" and batch == 1 and quantised is None
-    if isinstance(ranks, Ranks) and (batch != 1 or quantised is not None):
-        asked = f"a batch of {batch}" if batch != 1 else f"weights {quantised.config}" if quantised is not None else ""
-        raise RequestError(f"ranks decode one sequence with weights as the mode stores them, asked is {asked}; leave ranks out")
-    shared = ranks if isinstance(ranks, Ranks) else None
-    if chosen:
-        from amk_core.cost import best_ranks
-
-        shared = best_ranks(imported.graph, target)
-    loaded = Model(
-        imported, mode, target, batch, chunk, context, config or ScheduleConfig(), backend=backend, quantised=quantised,
-        ranks=shared, ranks_are_chosen=chosen, _card=card,
-    )  # fmt: skip
-    loaded.program("decode")
-    return loaded

@@ -11,7 +11,8 @@ import pytest
 from checkpoints import make_llama
 
 import amk_core
-from amk_core.runtime import Model, RequestError
+from amk_core.programs import RequestError
+from amk_core.runtime import Model
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.lower import Mode
 from amk_core.schedule.lower_ranks import Ranks

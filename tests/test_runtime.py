@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 
 import amk_core
-from amk_core.runtime import Model, RequestError, ScheduleRejected
+from amk_core.programs import RequestError, ScheduleRejected
+from amk_core.runtime import Model
 from amk_core.schedule.config import ScheduleConfig
 
 PROMPTS = [[5, 17, 3], [9], [250, 4, 4, 8, 11, 90, 33, 2, 1, 77, 60, 19, 20, 21, 22, 23, 24, 100]]
@@ -236,14 +237,14 @@ def test_bad_sizes_are_named(load: Load, options: dict[str, Any], message: str) 
 
 
 def test_a_rejected_schedule_never_runs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    import amk_core.runtime as runtime
+    import amk_core.programs as programs
 
     def drop_a_wait(*args: Any) -> Any:
         s = lower(*args)
         s.columns.wait_t[1] = 0
         return s
 
-    lower = runtime.lower
-    monkeypatch.setattr(runtime, "lower", drop_a_wait)
+    lower = programs.lower
+    monkeypatch.setattr(programs, "lower", drop_a_wait)
     with pytest.raises(ScheduleRejected, match="rejected"):
         load()

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fill the cache, decode with the tracer in the program, print the tables."""
     import amk_core
-    from amk_core.runtime import RequestError
+    from amk_core.programs import RequestError
     from amk_core.schedule.config import ScheduleConfig
     from amk_core.vm import tracing
 
@@ -60,7 +60,7 @@ def record(model: Any, position: int, tokens: int) -> Any:
     """
     import numpy as np
 
-    from amk_core.runtime import RequestError
+    from amk_core.programs import RequestError
     from amk_core.vm import tracing
 
     program = model.program("decode")

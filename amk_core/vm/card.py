@@ -24,8 +24,8 @@ from amk_core.vm.rank_vm import RankVM
 
 if TYPE_CHECKING:
     from amk_core.graph import ModelGraph
+    from amk_core.programs import Programs
     from amk_core.quant.config import QuantConfig
-    from amk_core.runtime import Model
 
 
 class Card:
@@ -62,7 +62,7 @@ class Card:
                 return tokens
         return 1
 
-    def vm(self, model: Model, schedule: Schedule, certificate: object, trace: bool = False) -> CudaVM:
+    def vm(self, model: Programs, schedule: Schedule, certificate: object, trace: bool = False) -> CudaVM:
         """A program of ``model``; the first one, which is the decode program, packs and uploads the weights.
 
         Raises:
@@ -89,7 +89,7 @@ class Card:
         self._tape = layout, tape  # kept where the program fits: with fewer ranks the weights are cut otherwise
         return vm
 
-    def _pack(self, model: Model, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:
+    def _pack(self, model: Programs, schedule: Schedule) -> tuple[TapeLayout | DeviceTapeLayout, Memory]:
         """The weight tape on the card.  The one of fast mode is put in order there, one weight at a time."""
         if model.mode == "exact":
             layout = TapeLayout.of(schedule)

@@ -13,11 +13,11 @@ import amk_core
 from amk_core import ScheduleConfig, _native
 from amk_core.importer import open_model
 from amk_core.importer.weights import canonical
+from amk_core.programs import RequestError
 from amk_core.quant import QuantError
 from amk_core.quant.config import QuantConfig
 from amk_core.quant.format import FORMATS
 from amk_core.quant.source import QuantWeights
-from amk_core.runtime import RequestError
 
 pytest.importorskip("transformers")
 # K = 36, 45, 60, and here 168, 96, 1100: no group divides most of them, and 1100 has two slices

@@ -13,8 +13,8 @@ from fake_card import FakeCard
 import amk_core
 from amk_core import cost
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.programs import RequestError
 from amk_core.quant.config import QuantConfig
-from amk_core.runtime import RequestError
 from amk_core.schedule.lower_ranks import BY_DEFAULT, Ranks
 from amk_core.schedule.pack import Tape, TapeLayout
 from amk_core.vm import driver

@@ -13,9 +13,9 @@ from fake_card import FakeCard
 import amk_core
 from amk_core import _native
 from amk_core.graph import GRAPH_SHAPES
+from amk_core.programs import RequestError
 from amk_core.quant import QuantFormat, QuantMatrix, quantise
 from amk_core.quant.config import QuantConfig
-from amk_core.runtime import RequestError
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
 from amk_core.vm import driver
