@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,7 @@ class Options:
     update_reports: bool = False
     resume: bool = True
     allow_different: bool = False
+    ranks: str | None = None
     targets: tuple[str, ...] = ()
 
     def command(self, *extra: str, arch: str | None = None) -> str:
@@ -40,6 +42,8 @@ class Options:
             parts.append(f'--device="{self.device}"')
         if self.model != DEFAULT_MODEL:
             parts.append(f"--model={self.model}")
+        if self.ranks:
+            parts.append(f"--ranks={self.ranks}")
         if self.tier != "default":
             parts.append(f"--{self.tier}")
         return " ".join([*parts, *extra])
@@ -97,6 +101,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("arch", {"choices": ARCHES, "default": "auto", "help": "what to compile for and measure (default: this machine's device)"}),
     ("device", {"metavar": "NAME", "help": "pick the card by (part of) its name: L4 and L40S are both sm_89"}),
     ("model", {"metavar": "MODEL", "help": f"name, directory, .gguf or hub id; fetched if need be (default: {DEFAULT_MODEL})"}),
+    ("ranks", {"metavar": "COUNTxCLUSTER", "help": "what cells of ranks load (default: the cost model's choice; CPU: 3x1)"}),
     ("quick", {"action": "store_true", "help": "fewer prompts, blocks and positions: a few minutes on two cores"}),
     ("full", {"action": "store_true", "help": "every window, position and prompt, and HF's own generate loop"}),
     ("require-hardware", {"action": "store_true", "help": "fail, rather than skip, when the device of --arch is not here"}),
@@ -143,6 +148,8 @@ def read_options(config: pytest.Config) -> Options:
 
     if value("quick") and value("full"):
         raise pytest.UsageError("--quick and --full exclude each other: give one of them, or neither")
+    if value("ranks") and not re.fullmatch(r"\d+x\d+", value("ranks")):
+        raise pytest.UsageError(f"--ranks={value('ranks')} is not COUNTxCLUSTER, as 15x8")
     return Options(
         arch=value("arch"),
         device=value("device"),
@@ -154,4 +161,5 @@ def read_options(config: pytest.Config) -> Options:
         targets=tuple(str(target) for target in getattr(config.option, "file_or_dir", None) or ()),
         resume=not value("no-resume"),
         allow_different=bool(value("allow-different")),
+        ranks=value("ranks"),
     )

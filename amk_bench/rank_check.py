@@ -3,7 +3,8 @@
     python -m amk_bench.rank_check [small] [weights] [time] [trace] [--not-cooperative]     (default: small weights time)
 
 From the smallest step to the whole: how many clusters the card places; ranks of one CTA, which hand on parts alone; one rank of
-several CTAs, which has mailboxes alone; both; then the shape and the weights of SmolLM2.  Everything that touches the card runs in
+several CTAs, which has mailboxes alone; both, decoding, then a prompt and a scored text; then the shape of SmolLM2, and with its
+weights the cells of ranks of P4, P5 and P6 in ``suites/parity``.  Everything that touches the card runs in
 a process of its own with a time limit, programs are compiled before, without the card, and no part begins after ``BUDGET_S``.
 
 What fails is run once more by a build that leaves its mailboxes: the report names the first phase whose values differ, with the
@@ -25,8 +26,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 
 from amk_bench import rank_dump
@@ -35,7 +37,7 @@ from amk_bench.device_timing import timed_vm
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule import tables
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.lower import Geometry
+from amk_core.schedule.lower import Geometry, Purpose
 from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.schedule.ops import MAX_PARTS
 from amk_core.targets import Target
@@ -46,6 +48,7 @@ FIRST = 3  # cases that have a process each; the others share one until one fail
 BUDGET_S, BOUND_S = 285, 1.0  # seconds of a whole run; the longest wait inside a launch
 PATIENCE_S = {"fit": 60, "small": 90, "weights": 150, "time": 75, "trace": 75, "explain": 60}
 LOOSE = "--not-cooperative"
+GATES = "ranks and not checkpoint"  # of the suites' cells those that need no second pass in float64
 MEMCHECK = ["compute-sanitizer", "--tool", "memcheck", "--launch-timeout", "30"]
 
 
@@ -70,15 +73,26 @@ class RankCase(Case):
         return Case(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Case)})
 
     @property
-    def numbers(self) -> tuple[str, int, tuple[int, ...], int]:
+    def numbers(self) -> tuple[str, Purpose, int, tuple[int, ...], int]:
         """What decides bits: not how many CTAs a rank has."""
-        return self.model, self.ranks.count, self.p0, self.steps
+        return self.model, self.purpose, self.ranks.count, self.p0, self.steps
+
+    def distance(self, results: Mapping[str, Array]) -> float:
+        """How far from float64 what is judged of them is."""
+        found = [r[self.judged] for r in (results, run_reference(self.plain, results))]
+        mine, wide = (a.view(ml_dtypes.bfloat16) if a.dtype == np.uint16 else a for a in found)
+        return relative(mine, wide)
+
+    @property
+    def judged(self) -> str:
+        """What is compared with float64: logits, of a prompt the keys of the last layer."""
+        return "k" if self.purpose == "prefill" else "logits"
 
 
-def case(model: str, count: int, cluster: int, first: int = 3, steps: int = 8) -> RankCase:
+def case(model: str, count: int, cluster: int, first: int = 3, steps: int = 8, purpose: Purpose = "decode") -> RankCase:
     return RankCase(
-        f"{model} {count}x{cluster} from {first}", model, "fast", p0=(first,), tokens=(steps,), steps=steps, context=first + 64,
-        ranks=Ranks(count, cluster),
+        f"{model} {count}x{cluster} from {first} {purpose}", model, "fast", purpose, p0=(first,), tokens=(steps,), steps=steps,
+        context=first + 64, ranks=Ranks(count, cluster),
     )  # fmt: skip
 
 
@@ -86,7 +100,8 @@ def cases(most: int = 15) -> tuple[RankCase, ...]:
     """The cases, from the smallest step on, with at most ``most`` clusters of 8."""
     return (
         case("small", 1, 1), case("small", 1, 2), case("small", 2, 1), case("small", 3, 2), case("small", 2, 8),
-        case("small", 2, 4), case("small", 5, 3, 300), case("smol", 3, 8), case("smol", most, 8), case("smol", most, 4),
+        case("small", 2, 4), case("small", 3, 2, purpose="prefill"), case("small", 3, 2, purpose="logits"),
+        case("small", 5, 3, 300), case("smol", 3, 8), case("smol", most, 8), case("smol", most, 4),
         case("smol", most, 8, 127), case("smol", most, 8, 700), case("wide", most, 8, 40, 4),
     )  # fmt: skip
 
@@ -95,12 +110,12 @@ CASES = cases()
 
 
 def named(name: str) -> RankCase:
-    """The case of a name, as ``small 3x2 from 3``."""
-    found = re.fullmatch(r"(\w+) (\d+)x(\d+) from (\d+)", name)
+    """The case of a name, as ``small 3x2 from 3 decode``."""
+    found = re.fullmatch(r"(\w+) (\d+)x(\d+) from (\d+) (decode|prefill|logits)", name)
     if found is None:
         raise ValueError(f"{name!r} is no case; one is: {CASES[0].name}")
-    count, cluster, first = (int(x) for x in found.groups()[1:])
-    return case(found[1], count, cluster, first, 4 if found[1] == "wide" else 8)
+    count, cluster, first = (int(x) for x in found.groups()[1:4])
+    return case(found[1], count, cluster, first, 4 if found[1] == "wide" else 8, cast(Purpose, found[5]))
 
 
 def make_rank_vm(c: RankCase, device: Any, cache: Any = None, **options: Any) -> Any:
@@ -108,7 +123,7 @@ def make_rank_vm(c: RankCase, device: Any, cache: Any = None, **options: Any) ->
     from amk_core.vm.rank_vm import RankVM
 
     s, m = c.schedule(0, {}, device.facts.arch), c.random_model()
-    tape, where = device_tape(c, m, s, s)
+    tape, where = device_tape(c, m, s, c.tiled(0, {}, device.facts.arch))
     vm = RankVM.__new__(RankVM)
     vm._start(tables.pack(s), where, tape, m.bound(s), {}, device, cache=cache, **options)
     c.fill(s, vm.buffer)
@@ -132,8 +147,8 @@ def check(c: RankCase, device: Any, seen: dict[Any, Any] | None = None) -> str:
     vm = make_rank_vm(c, device)
     got = run_ranks(c, vm)
     cpu = run_cpu(c.on_cpu)
-    mine, theirs = (relative(x["logits"], run_reference(c.plain, x)["logits"]) for x in (got, cpu))
-    say = f"logits {mine:.1e} from float64, the CPU VM {theirs:.1e}"
+    mine, theirs = (c.distance(x) for x in (got, cpu))
+    say = f"{c.judged} {mine:.1e} from float64, the CPU VM {theirs:.1e}"
     if not mine <= 1.5 * theirs:
         return f"less accurate than 1.5 times the CPU VM: {say}"
     mine_bits = {k: bits(v) for k, v in got.items()}
@@ -176,7 +191,7 @@ def explain(c: RankCase, device: Any) -> None:
                 print(f"     barriers of queue {q}: {' '.join(f'{x:016x}' for x in barriers[q][:24].tolist())}", flush=True)
             return
         left.download(raw)
-        tokens = vm.tokens(steps)[:, 0].tolist()
+        tokens = (vm.tokens(steps)[:, 0] if c.purpose == "decode" else vm.buffer("prompt")[0, :steps]).tolist()
         mails = np.ascontiguousarray(raw[:, 4 * rank_dump.HEAD_WORDS : -8 * build["AMK_RANK_BARRIERS"]])
         found = [line for line in rank_dump.differences(c, s, vm.memory.read, tokens, mails) if line]
         print(f"     after {steps} steps (tokens {tokens}): {len(found)} groups of values differ, the first of them:", flush=True)
@@ -273,8 +288,9 @@ def compiled(name: str) -> str:
         s = lower(GRAPH_SHAPES[MODEL], ScheduleConfig(), target, Geometry(context=CONTEXT), "fast")
         nvrtc.build(plan_build(Dims.of(s), target.arch, target.smem_bytes).defines, target.arch)
         return name
-    if what in ("time", "trace"):
-        s = lower_ranks(GRAPH_SHAPES[MODEL], Ranks.parse(of), target, Geometry(context=CONTEXT), "fast")
+    if what in ("time", "trace", "decode", "prefill"):
+        purpose: Purpose = "prefill" if what == "prefill" else "decode"
+        s = lower_ranks(GRAPH_SHAPES[MODEL], Ranks.parse(of), target, Geometry(purpose, context=CONTEXT), "fast")
     else:
         s = named(name).schedule(0, {}, target.arch)
     plan = plan_ranks(s, rank_dims(s), target.arch, target.smem_bytes, trace=what == "trace")
@@ -313,11 +329,12 @@ class Run:
         found: dict[str, int] = next((json.loads(line[4:]) for line in text.splitlines() if line.startswith("fit ")), {})
         return min(found.get("8", 15), MAX_PARTS), min(found.get("16", 7), MAX_PARTS)
 
-    def weights(self) -> None:
-        """The gates of programs for ranks with SmolLM2's weights."""
-        suite, left = Path(__file__).resolve().parents[1] / "suites" / "parity" / "test_p4_accuracy.py", BUDGET_S - self.spent()
+    def weights(self, ranks: str) -> None:
+        """The cells of ranks with SmolLM2's weights."""
+        suites, left = Path(__file__).resolve().parents[1] / "suites" / "parity", BUDGET_S - self.spent()
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "--tb=short"]
-        command += [str(suite), "-k", "ranks", "--arch=sm_90", "--quick"]
+        command += [str(suites / "test_p4_accuracy.py"), str(suites / "test_p5_bits.py"), "-k", GATES]
+        command += ["--arch=sm_90", "--quick", f"--ranks={ranks}"]
         if left < 30:
             self.note("weights", "left out, the time is over")
             return
@@ -375,15 +392,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return only(args[1:], Device())
     run = Run(loose)
     timed = [f"time {shape}" for shape in ("without", "15x8", "7x16")] if "time" in args else []
-    builds = [*(c.name for c in CASES if "small" in args), *timed, *(["trace 15x8"] if "trace" in args else [])]
+    given = [f"{purpose} {shape}" for purpose in ("decode", "prefill") for shape in ("15x8", "15x4")] if "weights" in args else []
+    builds = [*(c.name for c in CASES if "small" in args), *given, *timed, *(["trace 15x8"] if "trace" in args else [])]
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         n = len(list(pool.map(compiled, builds)))
     print(f"     {n} programs are compiled (at {run.spent():.0f} s)", flush=True)
     eight, sixteen = run.fit()
     if "small" in args and eight:
         run.small([c.name for c in cases(min(eight, 15))])
-    if "weights" in args:
-        run.weights()
+    if "weights" in args and eight:
+        run.weights(f"{min(eight, 15)}x8")
     shapes = [f"{k}x{size}" for k, size in ((eight, 8), (sixteen, 16)) if k > 1]
     names = [f"time {s}" for s in ["without", *shapes]] if "time" in args else []
     for name in names + [f"trace {s}" for s in shapes[:1] if "trace" in args]:

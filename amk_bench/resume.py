@@ -42,7 +42,7 @@ class Resume:
         from amk_bench.fingerprint import state_of
 
         stamp, options = self._session.fingerprint, self._session.options
-        chosen = {"model": options.model, "tier": options.tier, "device": options.device or ""}
+        chosen = {"model": options.model, "tier": options.tier, "device": options.device or "", "ranks": options.ranks or ""}
         return {**stamp.comparable(), **chosen}, f"{stamp.commit} {state_of(self._session.root)}"
 
     def _key(self, nodeid: str) -> str:

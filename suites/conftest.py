@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import json
@@ -27,6 +28,36 @@ PINNED_VOCABULARY = 49_152  # the pinned ids are SmolLM2's
 WINDOW = 1024
 
 Load = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One way to run the model, whose cells have the same claims and limits as those of the others.
+
+    Attributes:
+        where, said: of a record of it, its place and what stands behind the claim.
+        most: sequences that it decodes side by side.
+    """
+
+    loader: Load
+    where: str
+    ranks: Any = None  # amk_core.schedule.lower_ranks.Ranks
+    options: Options = dataclasses.field(default_factory=Options)
+
+    @property
+    def said(self) -> str:
+        return f", {self.ranks.count}x{self.ranks.cluster} ranks" if self.ranks else ""
+
+    @property
+    def most(self) -> int:
+        return 1 if self.ranks else 16
+
+    def load(self, **settings: Any) -> Any:
+        """As the fixture ``load``; a test that asks ranks on a card for another mode than ``fast`` is left out."""
+        if self.ranks and self.where != "cpu" and settings.get("mode") != "fast" and settings.get("backend") != "cpu":
+            command = dataclasses.replace(self.options, tier="full", ranks=None).command(arch="cpu")
+            pytest.skip(f"on a card ranks run in fast mode; run: {command}")
+        return self.loader(**{"ranks": self.ranks or "off", **settings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +152,32 @@ def load(model_path: Path, backend: str) -> Iterator[Load]:
     kept.clear()
 
 
+@pytest.fixture(scope="session", params=["plain", "ranks"])
+def engine(request: pytest.FixtureRequest, load: Load, backend: str, where: str, amk_options: Options) -> Engine:
+    """The model without ranks, and with those of ``--ranks``, by default those of ``amk_core.load(ranks="auto")`` on a card."""
+    from amk_core.schedule.lower_ranks import Ranks
+
+    if request.param == "plain":
+        return Engine(load, where)
+    if amk_options.ranks or backend == "cpu":
+        return Engine(load, where, Ranks.parse(amk_options.ranks or "3x1"), amk_options)
+    chosen = load(mode="fast", context=WINDOW, ranks="auto").ranks
+    if chosen is None:
+        pytest.skip(
+            f"ranks are clusters (sm_90 and later) where the cost model expects them to be quicker: none on this {where} card"
+        )
+    return Engine(load, where, chosen, amk_options)
+
+
+@pytest.fixture(scope="session")
+def patient_engine(engine: Engine, amk_options: Options) -> Engine:
+    """An engine for thousands of positions: threads that share a step take as long for each as others for a chunk."""
+    if engine.ranks and engine.where == "cpu" and amk_options.tier != "full":
+        command = dataclasses.replace(amk_options, tier="full").command()
+        pytest.skip(f"ranks on the CPU VM take a step for every position: part of the full run only; run: {command}")
+    return engine
+
+
 @pytest.fixture(scope="session")
 def text_ids() -> list[int]:
     """The pinned ids of the perplexity text: 17 870, in SmolLM2's vocabulary."""
@@ -140,7 +197,7 @@ def prompts(text_ids: list[int]) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="session")
-def window(load: Load, hf: HfEager, text_ids: list[int], amk_progress: Progress) -> Callable[[int], WindowComparison]:
+def window(patient_engine: Engine, hf: HfEager, text_ids: list[int], amk_progress: Progress) -> Callable[[int], WindowComparison]:
     """``window(i)`` compares window i once; P2 and P3 read the same comparison."""
     done: dict[int, WindowComparison] = {}
 
@@ -150,7 +207,7 @@ def window(load: Load, hf: HfEager, text_ids: list[int], amk_progress: Progress)
             assert len(ids) == WINDOW, f"the text has {len(text_ids) // WINDOW} full windows, window {index} was asked for"
             amk_progress.say(f"window {index}: {WINDOW} tokens through both models")
             # The context is the window: its last rows are the end of the KV cache.
-            ours = load(context=WINDOW).logits(ids)
+            ours = patient_engine.load(context=WINDOW).logits(ids)
             theirs = hf.logits(ids)
             targets = np.asarray(ids[1:])
             done[index] = WindowComparison(

@@ -22,8 +22,9 @@ from amk_core.graph import ModelGraph, RopeSpec
 from amk_core.importer.rope import rope_tables
 from amk_core.schedule import ops, tables, validate
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.ir import Kind
-from amk_core.schedule.lower import Geometry, Mode, lower
+from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
+from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.schedule.pack import Tape, TapeLayout, logical_weight
 from amk_core.targets import Target
 from amk_core.vm import reference
@@ -53,7 +54,7 @@ def limit(op: str, mode: str, on_card: bool) -> float:
         if op == "qkv":
             return CARD_BF16 + STORED_BF16
         return CARD_BF16 if op in BF16_INPUTS else CARD_ATTENTION if op.startswith("attn") else LIMIT
-    return STORED_BF16 if op == "qkv" else LIMIT
+    return STORED_BF16 if op in ("qkv", "rank_qkv") else LIMIT
 
 
 def graph(hidden: int, head_dim: int, context: int = 160) -> ModelGraph:
@@ -186,15 +187,31 @@ def test_ops_on_the_card(mode: Mode, geometry: Geometry, variables: list[int], w
     compare(OnCard, where, ODD if mode == "exact" else ODD_FAST_CARD, mode, geometry, variables, amk_record)
 
 
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("purpose", "ranks", "position"), [("decode", Ranks(3, 2), 131), ("prefill", Ranks(1, 3), 5), ("logits", Ranks(5, 1), 150)]
+)
+def test_ops_of_ranks(mode: Mode, purpose: Purpose, ranks: Ranks, position: int, amk_record: Recorder) -> None:
+    """On a card a task of a rank does not run alone: its inputs lie in the memory of its cluster."""
+    geometry = Geometry(purpose, context=160, steps=2)
+    compare(OnCpu, "cpu", ODD, mode, geometry, [position, 2], amk_record, ranks=ranks)
+
+
 def compare(
     machine: type[OnCpu] | type[OnCard], where: str, graph: ModelGraph, mode: Mode, geometry: Geometry, variables: list[int],
-    record: Recorder, tagged: bool = False,
+    record: Recorder, tagged: bool = False, ranks: Ranks | None = None,
 ) -> None:  # fmt: skip
     """Runs every task of a step in the certificate's order, on the machine and in float64, and judges what each wrote."""
     config = ScheduleConfig(
         tiles_per_queue=2, attn_splits=2, fuse_combine=geometry.purpose != "logits", handoff="tagged" if tagged else "counter"
     )
-    s = lower(graph, config, Target.cpu(2), geometry, mode)
+
+    def lowered(geometry: Geometry) -> Schedule:
+        if ranks is not None:
+            return lower_ranks(graph, ranks, Target.cpu(ranks.queues), geometry, mode)
+        return lower(graph, config, Target.cpu(2), geometry, mode)
+
+    s = lowered(geometry)
     verdict = validate(s)
     assert verdict.accepted
     assert verdict.certificate is not None
@@ -204,8 +221,8 @@ def compare(
     bound = {b.name: raw[b.name] for b in s.buffers if b.kind is Kind.TABLE and b.name in raw}
     bound |= {"rope.cos": np.pad(cos, pad), "rope.sin": np.pad(sin, pad)}
     kind = DeviceTapeLayout if machine.on_card and mode == "fast" else TapeLayout
-    layout = kind.of(lower(graph, config, Target.cpu(2), replace(geometry, purpose="decode", chunk=1), mode))
-    assert any(b.tagged for b in s.buffers) == tagged
+    layout = kind.of(lowered(replace(geometry, purpose="decode", chunk=1)))
+    assert any(b.tagged for b in s.buffers) == (tagged or ranks is not None)
     stored = {b.name: as_stored(b.dtype, bound[b.name]) for b in s.buffers if b.name in bound}
 
     def provider(name: str) -> npt.NDArray[Any]:
@@ -255,12 +272,13 @@ def compare(
                 assert (tags[now != was] == TAG).all(), f"{spec.name} of T{t} left elements without their tag in {name}"
             assert np.array_equal(there, np.isfinite(got)), f"{spec.name} of T{t} left or wrote poison in {name}"
             error = float(np.abs(got - want)[there].max() / np.abs(want[there]).max())
-            op = f"+{spec.name}" if name.endswith(PACKED) else spec.name
+            op = f"+{spec.name}" if buffers[name].tagged and name.endswith(PACKED) else spec.name
             worst[op] = max(worst[op], error)
     used = {op: error / limit(op, mode, machine.on_card) for op, error in worst.items()}
     op = max(used, key=used.__getitem__)
     most = limit(op, mode, machine.on_card)
     way = f", tagged, position {' and '.join(map(str, variables[: len(variables) // 2]))}" if tagged else ""
+    way += f", {ranks.count}x{ranks.cluster} ranks" if ranks is not None else ""
     record.parity(
         "P0",
         f"{len({name.strip('+') for name in worst})} ops of the {geometry.purpose} schedule, {mode}{way}, against float64",

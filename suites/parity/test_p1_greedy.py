@@ -1,14 +1,14 @@
 """P1: greedy continuations of 256 tokens are those of HuggingFace fp32.
 
-Our VM decodes all prompts as one batch.  HuggingFace scores prompt + continuation in one teacher-forced pass: by induction its
-greedy tokens are ours exactly when its argmax is our token at every position.  ``--full`` also runs ``generate(do_sample=False)``.
+Our VM decodes all prompts as one batch, with ranks one after the other.  HuggingFace scores prompt + continuation in one
+teacher-forced pass: by induction its greedy tokens are ours exactly when its argmax is our token at every position.
+``--full`` also runs ``generate(do_sample=False)``.
 Where HuggingFace's own top-2 margin is smaller than its own float32 error (against float64), its choice is a tie; ties are counted
 and named, and only there may a token differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,20 +33,20 @@ class Continuation:
 
 @pytest.fixture(scope="module")
 def continuations(
-    load: Callable[..., Any], prompts: dict[str, list[int]], amk_options: Options, amk_progress: Progress
+    patient_engine: Any, prompts: dict[str, list[int]], amk_options: Options, amk_progress: Progress
 ) -> dict[str, Continuation]:
-    """What our VM makes of every prompt, decoded side by side; the longest one ends at the end of the KV cache."""
+    """What our VM makes of every prompt, side by side but with ranks; the longest one ends at the end of the KV cache."""
     chosen = {name: ids for name, ids in prompts.items() if amk_options.tier != "quick" or name in QUICK_PROMPTS}
-    amk_progress.say(f"greedy: {len(chosen)} prompts x {NEW_TOKENS} tokens on our VM, one batch")
+    amk_progress.say(f"greedy: {len(chosen)} prompts x {NEW_TOKENS} tokens on our VM{patient_engine.said}")
     context = max(map(len, chosen.values())) + NEW_TOKENS
-    model = load(batch=len(chosen), context=context)
+    model = patient_engine.load(batch=min(len(chosen), patient_engine.most), context=context)
     made = model.generate(list(chosen.values()), max_new_tokens=NEW_TOKENS, temperature=0.0, stop_ids=[])
     return {name: Continuation(ids, list(g.tokens)) for (name, ids), g in zip(chosen.items(), made, strict=True)}
 
 
 def test_greedy_tokens_are_those_of_hf(
     continuations: dict[str, Continuation], hf: HfEager, amk_options: Options, amk_record: Recorder, amk_progress: Progress,
-    where: str,
+    patient_engine: Any,
 ) -> None:  # fmt: skip
     margins, differ = {}, {}
     for name in amk_progress.over(list(continuations), "HF scores our continuations"):
@@ -73,13 +73,13 @@ def test_greedy_tokens_are_those_of_hf(
     smallest = float(margins[closest].min())
     amk_record.parity(
         "P1",
-        f"{NEW_TOKENS} greedy tokens of {len(continuations)} prompts",
+        f"{NEW_TOKENS} greedy tokens of {len(continuations)} prompts{patient_engine.said}",
         measured=f"{equal} of {total} equal",
         required="all, but for ties",
         passed=not wrong,
         value=float(equal),
         limit=float(total),
-        where=where,
+        where=patient_engine.where,
         detail=f"HF's closest call has a top-2 margin of {smallest:.1e}, its own float32 error is {error:.1e}; "
         f"ties: {', '.join(ties) if ties else 'none'}",
     )
@@ -88,7 +88,7 @@ def test_greedy_tokens_are_those_of_hf(
 
 @pytest.mark.amk_full("P1 against HF's own generate loop")
 def test_greedy_tokens_are_those_of_hf_generate(
-    continuations: dict[str, Continuation], hf: HfEager, amk_record: Recorder, amk_progress: Progress, where: str
+    continuations: dict[str, Continuation], hf: HfEager, amk_record: Recorder, amk_progress: Progress, patient_engine: Any
 ) -> None:
     equal = {}
     for name in amk_progress.over(list(continuations), "HF generate(do_sample=False)"):
@@ -97,6 +97,6 @@ def test_greedy_tokens_are_those_of_hf_generate(
     total = NEW_TOKENS * len(continuations)
     measured = f"{sum(equal.values())} of {total} equal"
     passed = sum(equal.values()) == total
-    claim = f"generate(do_sample=False), {len(equal)} prompts"
-    amk_record.parity("P1", claim, measured=measured, required="all", passed=passed, where=where)
+    claim = f"generate(do_sample=False), {len(equal)} prompts{patient_engine.said}"
+    amk_record.parity("P1", claim, measured=measured, required="all", passed=passed, where=patient_engine.where)
     assert passed, equal

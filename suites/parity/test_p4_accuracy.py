@@ -4,13 +4,13 @@ The text is scored once by each: our VM in ``fast``, HuggingFace in bf16, and Hu
 both store (what is judged is the arithmetic) and with the checkpoint's own float32 weights.  Positions are judged from one position
 of the common list to the next, up to the end of the KV cache.
 
-Ranks decode only, and their sums have an order of their own: there the text is decoded token by token, and those logits are judged.
+Ranks are judged as the program without them: their sums have another order, so their logits are others.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,11 @@ from amk_bench.progress import Progress
 from amk_bench.recorder import Recorder
 from amk_bench.references import in_float64, rows_of
 from amk_bench.session import Session
-from amk_core.schedule.lower_ranks import Ranks
-from amk_core.vm.plan import ProgramError
 
 pytestmark = pytest.mark.amk_gpu("P4: fast against HF bf16, both against float64")
 EDGES = (0, 16, 128, 512, 1024, 2048, 4096, 8192)
 QUICK_END = 2048
 NEW_TOKENS = 512
-REPEATS = 100
 PROMPT = 600
 
 
@@ -58,9 +55,9 @@ def hf_card(model_path: Path, amk_session: Session) -> Iterator[HfEager]:
 
 
 @pytest.fixture(scope="module")
-def ours(load: Callable[..., Any], ids: list[int]) -> Any:
+def ours(engine: Any, ids: list[int]) -> Any:
     """Our logits of the text, [positions, vocabulary]; the KV cache ends with the text."""
-    return load(mode="fast", context=len(ids)).logits(ids)
+    return engine.load(mode="fast", context=len(ids)).logits(ids)
 
 
 def parts_of(mine: Errors, theirs: Errors) -> dict[str, tuple[Errors, Errors]]:
@@ -91,7 +88,7 @@ def judge(
 
 @pytest.mark.parametrize("weights", ["stored", "checkpoint"])
 def test_fast_is_as_near_to_float64_as_hf_bf16(
-    weights: str, ours: Any, hf_card: HfEager, model_path: Path, ids: list[int], where: str, amk_record: Recorder,
+    weights: str, ours: Any, hf_card: HfEager, model_path: Path, ids: list[int], engine: Any, amk_record: Recorder,
     amk_progress: Progress, amk_session: Session,
 ) -> None:  # fmt: skip
     import torch
@@ -108,15 +105,14 @@ def test_fast_is_as_near_to_float64_as_hf_bf16(
     torch.cuda.empty_cache()
     parts = parts_of(mine, theirs)
     held = {"stored": "the bf16 weights that both store", "checkpoint": "the checkpoint's weights"}[weights]
-    failed = judge(amk_record, where, f"fast against HF bf16, to float64 with {held}", parts, amk_session.seed)
+    claim = f"fast against HF bf16, to float64 with {held}{engine.said}"
+    failed = judge(amk_record, engine.where, claim, parts, amk_session.seed)
     assert not failed, "; ".join(map(str, failed))
 
 
-def test_the_decode_step_gives_the_logits_of_the_scored_text(
-    ours: Any, ids: list[int], load: Callable[..., Any], where: str, amk_record: Recorder
-) -> None:
+def test_the_decode_step_gives_the_logits_of_the_scored_text(ours: Any, ids: list[int], engine: Any, amk_record: Recorder) -> None:
     """So what holds for scored positions holds for decoding."""
-    model = load(mode="fast", context=len(ids))
+    model = engine.load(mode="fast", context=len(ids))
     positions = [p for p in (*EDGES[:-1], len(ids) - 1) if p < len(ids)]
     equal, there = [], 0
     for p in positions:
@@ -126,19 +122,17 @@ def test_the_decode_step_gives_the_logits_of_the_scored_text(
         row = model.program("decode").vm.memory.read("logits")[0]
         equal.append(row.tobytes() == ours[p].tobytes())
     amk_record.parity(
-        "P5", f"fast on {where}: a decode step as the scored text, positions {', '.join(map(str, positions))}",
+        "P5", f"fast on {engine.where}: a decode step as the scored text, positions {', '.join(map(str, positions))}{engine.said}",
         measured=f"{sum(equal)} of {len(equal)} equal", required="equal bits", passed=all(equal), value=float(sum(equal)),
-        limit=float(len(equal)), where=where,
+        limit=float(len(equal)), where=engine.where,
     )  # fmt: skip
     assert all(equal), dict(zip(positions, equal, strict=True))
 
 
-def test_a_generation_of_512_tokens(
-    load: Callable[..., Any], text_ids: list[int], hf_card: HfEager, where: str, amk_record: Recorder
-) -> None:
+def test_a_generation_of_512_tokens(engine: Any, text_ids: list[int], hf_card: HfEager, amk_record: Recorder) -> None:
     """Every token is the argmax of our own scored text; how many HuggingFace's float64 agrees with is noted."""
     prompt = text_ids[:PROMPT]
-    model = load(mode="fast", context=PROMPT + NEW_TOKENS)
+    model = engine.load(mode="fast", context=PROMPT + NEW_TOKENS)
     arrived: list[int] = []
     made = model.generate(prompt, NEW_TOKENS, stop_ids=[], on_token=lambda _, token: arrived.append(token))[0].tokens
     assert arrived == made
@@ -148,71 +142,9 @@ def test_a_generation_of_512_tokens(
         best = rows_of(wide, [*prompt, *made[:-1]])[PROMPT - 1 :].argmax(-1).cpu().numpy()
     agreed = int((best == np.asarray(made)).sum())
     amk_record.parity(
-        "P1", f"fast on {where}: {NEW_TOKENS} greedy tokens are the argmax of the scored text", measured=f"{equal} of {NEW_TOKENS}",
-        required="all", passed=equal == NEW_TOKENS, value=float(equal), limit=float(NEW_TOKENS), where=where,
+        "P1", f"fast on {engine.where}: {NEW_TOKENS} greedy tokens are the argmax of the scored text{engine.said}",
+        measured=f"{equal} of {NEW_TOKENS}", required="all", passed=equal == NEW_TOKENS, value=float(equal),
+        limit=float(NEW_TOKENS), where=engine.where,
         detail=f"float64 with the same weights and the same past agrees with {agreed} of {NEW_TOKENS}",
     )  # fmt: skip
     assert equal == NEW_TOKENS
-
-
-def of_ranks(load: Callable[..., Any], context: int) -> Any:
-    """The model with the ranks that the card places; the test is left out where there are none."""
-    from amk_core.vm.rank_vm import RankVM, TooFewClusters
-
-    for count in (15, 14, 12, 8):
-        try:
-            model = load(mode="fast", context=context, ranks=Ranks(count, 8))
-        except TooFewClusters as e:
-            if e.fit < 1:
-                break
-            continue
-        except ProgramError as e:
-            pytest.skip(f"no ranks on this card: {e}")
-        assert type(model.program("decode").vm) is RankVM
-        return model
-    pytest.skip("the card places fewer than 8 clusters of 8 CTAs")
-
-
-def test_decoding_by_ranks_is_as_near_to_float64_as_hf_bf16(
-    load: Callable[..., Any], hf_card: HfEager, ids: list[int], where: str, amk_record: Recorder, amk_progress: Progress,
-    amk_session: Session,
-) -> None:  # fmt: skip
-    """With the bf16 weights that both store; every token is fed alone, on the keys that ranks have left of those before."""
-    import torch
-
-    model = of_ranks(load, len(ids))
-    amk_progress.say(f"{len(ids)} tokens, one by one, by {model.ranks}")
-    vm, rows = model.program("decode").vm, np.empty((len(ids), model.graph.vocab_size), np.float32)
-    for p, token in enumerate(ids):
-        model.resume([token], [p], 1)
-        rows[p] = vm.memory.read("logits")[0]
-    with in_float64(hf_card.model) as wide:
-        reference = rows_of(wide, ids)
-        del wide
-    mine, theirs = errors(rows, reference), errors(rows_of(hf_card.model, ids), reference)
-    del reference
-    gc.collect()
-    torch.cuda.empty_cache()
-    claim = (
-        f"decoding by {model.ranks.count} ranks of {model.ranks.cluster}, fast, against HF bf16, to float64 with the same weights"
-    )
-    failed = judge(amk_record, where, claim, parts_of(mine, theirs), amk_session.seed)
-    assert not failed, "; ".join(map(str, failed))
-
-
-def test_a_generation_by_ranks(load: Callable[..., Any], text_ids: list[int], where: str, amk_record: Recorder) -> None:
-    """A prompt without ranks and tokens with them: the tokens of one launch are those of launches of one step, a hundred times."""
-    model, prompt = of_ranks(load, PROMPT + NEW_TOKENS), text_ids[:PROMPT]
-    made = model.generate(prompt, NEW_TOKENS, stop_ids=[])[0].tokens
-    again, token = [], prompt[-1]
-    for i in range(NEW_TOKENS):
-        token = model.resume([token], [PROMPT - 1 + i], 1)[0][0]
-        again.append(token)
-    equal = sum(model.resume([prompt[-1]], [PROMPT - 1], 32)[0] == made[:32] for _ in range(REPEATS))
-    passed = again == made and equal == REPEATS
-    amk_record.parity(
-        "P6", f"fast on {where} by ranks: {NEW_TOKENS} tokens step by step, and {REPEATS} launches of 32",
-        measured=f"{sum(a == b for a, b in zip(again, made, strict=True))} of {NEW_TOKENS} tokens, {equal} of {REPEATS} launches",
-        required="all equal", passed=passed, value=float(equal), limit=float(REPEATS), where=where,
-    )  # fmt: skip
-    assert passed

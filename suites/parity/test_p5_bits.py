@@ -1,6 +1,7 @@
 """P5 and P6 in mode ``exact``: the same bits for every schedule, queue count, batch, chunking and thread timing, every time.
 
-On a card the reference is the CPU VM's: what is compared with it are schedules, batches and chunks on the card.
+On a card the reference is the CPU VM's: what is compared with it are schedules, batches and chunks on the card.  Ranks have bits of
+their own, which are the same for every size of a cluster, however a prompt is cut, and for every position scored or decoded.
 
 Compared are the token ids, the key and value rows that the last layer wrote (everything below the LM head went into them) and,
 where the variant concerns them, teacher-forced logits.  Digests are of exact bytes: one different bit fails.
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from amk_bench.options import Options
@@ -164,9 +166,9 @@ def test_perturbed_timing(
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_repeat(load: Callable[..., Any], texts: list[list[int]], mode: str, amk_record: Recorder, where: str) -> None:
+def test_repeat(engine: Any, texts: list[list[int]], mode: str, amk_record: Recorder) -> None:
     """P6: the same launch 100 times."""
-    model = load(queues=few(where), batch=1, context=CONTEXT, chunk=16, mode=mode)
+    model = engine.load(queues=few(engine.where), batch=1, context=CONTEXT, chunk=16, mode=mode)
     short = texts[0]
     model.prefill([short])
     first = model.resume([short[-1]], [len(short)], 2)
@@ -177,7 +179,40 @@ def test_repeat(load: Callable[..., Any], texts: list[list[int]], mode: str, amk
     for _ in range(REPEATS):
         keys[len(short) : len(short) + 2] = float("nan") if mode == "exact" else 0x7FFF
         equal += model.resume([short[-1]], [len(short)], 2) == first and bits(keys[: len(short) + 2]) == wanted
-    show(amk_record, "P6", f"the same launch {REPEATS} times, {mode}", equal, REPEATS, where=where)
+    show(amk_record, "P6", f"the same launch {REPEATS} times, {mode}{engine.said}", equal, REPEATS, where=engine.where)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("engine", ["ranks"], indirect=True)
+def test_ranks(
+    engine: Any, texts: list[list[int]], mode: str, amk_options: Options, amk_record: Recorder, amk_progress: Progress
+) -> None:
+    """P5 of ranks: sizes of clusters, chunks and configs change no bit, and a decode step has the bits of the scored text."""
+    from amk_core.schedule.config import ScheduleConfig
+    from amk_core.schedule.lower_ranks import Ranks
+
+    some = texts[: 1 if amk_options.tier == "quick" else None if amk_options.tier == "full" else 2]
+    settings = {"queues": few(engine.where), "batch": 1, "context": CONTEXT, "chunk": 16, "mode": mode}
+    model, count = engine.load(**settings), engine.ranks.count
+    wanted, logits = trace(model, some), model.logits(some[-1])
+    steps, vm = [], model.program("decode").vm
+    for position, token in enumerate(some[-1]):
+        model.resume([token], [position], 1)
+        steps.append(np.array(vm.buffer("logits")[0]))
+    equal = sum(bits(a) == bits(b) for a, b in zip(steps, logits, strict=True))
+    claim = f"{mode}{engine.said}: a decode step as the scored text, {len(steps)} positions"
+    show(amk_record, "P5", claim, equal, len(steps), where=engine.where)
+    sizes = (1, 2, 4) if engine.where == "cpu" else (4, 8)
+    variants: list[dict[str, Any]] = [{"ranks": Ranks(count, n)} for n in sizes if n != engine.ranks.cluster]
+    variants += [{"chunk": 5}, {"config": ScheduleConfig(row_align=2, head_tiles_per_queue=2, fuse_argmax=False)}]
+    differing = []
+    for changed in amk_progress.over(variants, "equal bits of ranks"):
+        other = engine.load(**{**settings, **changed})
+        same = trace(other, some) == wanted and bits(other.logits(some[-1])) == bits(logits)
+        differing += [] if same else [str(changed)]
+    equal = len(variants) - len(differing)
+    claim = f"{mode}{engine.said}: sizes of clusters, chunks, configs"
+    show(amk_record, "P5", claim, equal, len(variants), differing, engine.where)
 
 
 @pytest.mark.amk_gpu("P5: CPU and GPU give equal bits")
@@ -203,7 +238,7 @@ def test_fast_on_the_card(
     """Mode ``fast`` has bits of its own on the card; they are the same however the work is cut."""
     from amk_core.schedule.config import ScheduleConfig
 
-    model = load(mode="fast", batch=1, context=CONTEXT, chunk=16)
+    model = load(mode="fast", batch=1, context=CONTEXT, chunk=16, ranks="off")
     wanted, logits, sms = trace(model, texts), bits(model.logits(texts[-1])), model.target.queues
     variants: list[dict[str, Any]] = [
         {"queues": min(66, sms)}, {"config": ScheduleConfig(fuse_combine=False, fuse_argmax=False, tiles_per_queue=2)},
@@ -212,7 +247,7 @@ def test_fast_on_the_card(
     ]  # fmt: skip
     differing = []
     for settings in amk_progress.over(variants, "equal bits of fast"):
-        other = load(**{"mode": "fast", "batch": 1, "context": CONTEXT, "chunk": 16, **settings})
+        other = load(**{"mode": "fast", "batch": 1, "context": CONTEXT, "chunk": 16, "ranks": "off", **settings})
         same = trace(other, texts) == wanted and bits(other.logits(texts[-1])) == logits
         differing += [] if same else [str(settings)]
     equal = len(variants) - len(differing)

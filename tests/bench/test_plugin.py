@@ -158,6 +158,13 @@ def test_full_runs_what_the_default_leaves_out(suite: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["*--quick and --full exclude each other*"])
 
 
+def test_ranks_are_named_by_their_shape_and_stand_in_the_command_of_what_is_left_out(suite: pytest.Pytester) -> None:
+    result = run(suite, "--arch=cpu", "--ranks=15")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--ranks=15 is not COUNTxCLUSTER, as 15x8*"])
+    assert "--ranks=7x16" in run(suite, "--arch=cpu", "--ranks=7x16").stdout.str().replace("\n", "")
+
+
 def test_unknown_arch_is_refused_with_the_list(suite: pytest.Pytester) -> None:
     result = run(suite, "--arch=sm_75")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amk_bench.device_cases import relative, run_cpu, run_reference
-from amk_bench.rank_check import CASES, RankCase, check, make_rank_vm, run_ranks
+from amk_bench.device_cases import run_cpu
+from amk_bench.rank_check import CASES, RankCase, check, make_rank_vm, named, run_ranks
 from amk_core.schedule import ops, validate
 from amk_core.vm import VmFault
 from amk_core.vm.driver import library_present
@@ -49,5 +49,5 @@ def test_a_cluster_that_waits_for_ever_ends_in_a_fault_report(device: Any) -> No
 @pytest.mark.parametrize("case", [c for c in CASES if c.model == "small" and c.ranks.queues <= 6], ids=lambda c: c.name)
 def test_the_cases_are_certified_and_the_cpu_vm_runs_them(case: RankCase) -> None:
     assert validate(case.schedule(0, {}, "sm_90")).accepted
-    cpu = run_cpu(case.on_cpu)
-    assert 0 < relative(cpu["logits"], run_reference(case.plain, cpu)["logits"]) < 2e-2
+    assert named(case.name) == case
+    assert 0 < case.distance(run_cpu(case.on_cpu)) < 2e-2
