@@ -21,8 +21,8 @@ from amk_core.schedule.ir import WRITE, Kind, Schedule
 from amk_core.vm import rank_program, reference
 from amk_core.vm.rank_mail import PART_FLOATS
 
-# Relative to the largest value that a task writes: fp32 rounding after sums; one rounding of the inputs of a product to bf16; of
-# keys and values, another one where they are stored, and gate times up has two.  Only attention rounds where the reference of mode `fast` does.
+# Relative to the largest value that a task writes: fp32 rounding after sums; one rounding of the inputs of a product to bf16.  Gate
+# times up has two, keys and values another one where they are stored.  Only attention rounds where the reference of `fast` does.
 SUM, PRODUCT = 2e-6, 2.0**-8
 LIMITS = {"embed": 0.0, "rank_attn": SUM, "o_sum": SUM, "down_sum": SUM, "rank_qkv": 2 * PRODUCT, "gate_up": 2 * PRODUCT}
 Array = Any
