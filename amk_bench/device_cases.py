@@ -252,6 +252,16 @@ QUANT_CASES: tuple[Case, ...] = (
       for w in (QUANT_WEIGHTS[0], QUANT_WEIGHTS[3], QUANT_WEIGHTS[4])),
     *(Case(f"fast-big-{w}", "big", "fast", steps=2, tokens=(2,), p0=(300,), context=512, weights=w, variants=(MANY[0],))
       for w in (QUANT_WEIGHTS[1], QUANT_WEIGHTS[3])),
+    # Activations of 8 bits.
+    Case("exact-odd-int8-a8", "odd", "exact", steps=12, tokens=(12,), weights="int8-a8,head=int8-a8", variants=(MANY[0], MANY[2])),
+    Case("exact-odd-batch-int8-g32-a8", "odd", "exact", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9,
+         weights="int8-g32-a8,head=int8-g128-a8-bf16"),
+    Case("fast-small-int8-a8", "small", "fast", steps=12, tokens=(12,), weights="int8-a8,head=int8-a8",
+         variants=(MANY[0], MANY[1], MANY[6])),
+    Case("fast-prompt-int8-g32-a8", "smol", "fast", "logits", chunk=16, steps=2, tokens=(30,), context=64,
+         weights="int8-g32-a8,head=int8-a8", variants=MANY[:2]),
+    Case("fast-batch-int8-a8", "wide", "fast", batch=16, p0=MIXED, tokens=(2,) * 14 + (1, 0), steps=2, context=1024,
+         weights="int8-a8,head=stored", variants=(MANY[0], MANY[5])),
 )  # fmt: skip
 # Sequences that are decoded side by side, and one by one (`alone`).
 QUANT_BATCHES: tuple[Case, ...] = (
@@ -261,6 +271,7 @@ QUANT_BATCHES: tuple[Case, ...] = (
     Case(
         "wide-of-4", "wide", "fast", batch=4, p0=(600, 0, 3, 255), tokens=(3,) * 4, steps=3, context=1024, weights=QUANT_WEIGHTS[1]
     ),
+    Case("a8-of-5", "smol", "fast", batch=5, p0=(0, 130, 5, 40, 7), tokens=(3,) * 5, steps=3, weights="int8-a8,head=int8-g128-a8"),
 )
 
 

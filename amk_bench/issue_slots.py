@@ -1,12 +1,15 @@
 """Issue slots of the quantised products, counted in the machine code of sm_90; no card is needed.
 
-    python -m amk_bench.issue_slots [MODEL ...]      (default: the 1B and the 8B shape)
+    python -m amk_bench.issue_slots [several] [MODEL ...]      (default: the 1B and the 8B shape)
 
 nvdisasm has to be on the path or in a Triton wheel.
 
 A line for each loop that holds integer products, in the order of the code: instructions of one turn on the way where nothing waits,
 integer products, bytes of codes that a warp has multiplied.  Then what all weights of a step take at one instruction a cycle and
 scheduler, by the costliest loop, and what the integer products alone take at 8 cycles each.
+
+several: the loops for 4 and for 16 sequences instead, with activations of 21 bits and of 8; that of long rows, in the middle, may
+hold what stages a piece of the activations.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amk_bench.quant_check import CONTEXT, FORMATS, LOOPS, MODELS
+from amk_bench.quant_check import ACTIVATIONS, BATCHES, CONTEXT, FORMATS, LOOPS, MODELS
 from amk_core.cost import layer_matrices
 from amk_core.graph import GRAPH_SHAPES, ModelGraph
 from amk_core.quant import QuantFormat
@@ -77,9 +80,10 @@ def loops(listing: str) -> Iterator[Loop]:
         yield Loop(len(way), sum("IMMA" in text for text in way))
 
 
-def codes_of(fmt: QuantFormat, products: int, as_rows: bool) -> int:
-    """Bytes of codes that so many products of a warp take: 16 or 8 rows of weights by 32."""
-    return products * (16 if as_rows else 8) * 32 * fmt.bits // 8
+def codes_of(fmt: QuantFormat, products: int, as_rows: bool, rows: int = 1) -> int:
+    """Bytes of codes that so many products of a warp with ``rows`` of activations take: 16 or 8 rows of weights by 32."""
+    times = 1 if fmt.activations else (rows + 1) // 2  # two rows of 21 bits a product, or 16 of 8 bits
+    return products // times * (16 if as_rows else 8) * 32 * fmt.bits // 8
 
 
 def weight_bytes(g: ModelGraph, fmt: QuantFormat) -> int:
@@ -88,9 +92,9 @@ def weight_bytes(g: ModelGraph, fmt: QuantFormat) -> int:
     return (g.n_layers * layer + g.vocab_size * g.hidden_size) * fmt.bits // 8
 
 
-def listing_of(model: str, weights: str, pairs: int, program: str) -> str:
-    card = Target.named("h200")
-    s = lower(GRAPH_SHAPES[model], None, card, Geometry(context=CONTEXT), "fast", QuantConfig.parse(f"{weights},head={weights}"))
+def listing_of(model: str, weights: str, pairs: int, program: str, batch: int = 1) -> str:
+    card, quant = Target.named("h200"), QuantConfig.parse(f"{weights},head={weights}")
+    s = lower(GRAPH_SHAPES[model], None, card, Geometry(batch=batch, context=CONTEXT), "fast", quant)
     cubin = nvrtc.build(plan_build(Dims.of(s), card.arch, card.smem_bytes, pairs=pairs).defines, card.arch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin.data)
@@ -98,12 +102,26 @@ def listing_of(model: str, weights: str, pairs: int, program: str) -> str:
         return subprocess.run([program, "-c", f.name], capture_output=True, text=True, check=True).stdout
 
 
+def several(models: Sequence[str], program: str) -> None:
+    for model in models:
+        for weights in ACTIVATIONS:
+            fmt = QuantFormat.parse(weights)
+            for batch in BATCHES[1:]:
+                turns = loops(listing_of(model, weights, 0, program, batch))
+                said = ", ".join(f"{x.instructions} / {x.products} / {codes_of(fmt, x.products, False, batch)}" for x in turns)
+                print(f"{model} {weights}, {batch} sequences: {said}", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     program = disassembler()
     if program is None:
         print("no nvdisasm on the path and no Triton wheel; it comes with CUDA", file=sys.stderr)
         return 2
-    for model in list(sys.argv[1:] if argv is None else argv) or MODELS:
+    names = list(sys.argv[1:] if argv is None else argv)
+    if names[:1] == ["several"]:
+        several(names[1:] or MODELS, program)
+        return 0
+    for model in names or MODELS:
         for weights in FORMATS:
             fmt = QuantFormat.parse(weights)
             for pairs, name in LOOPS.items():

@@ -1,9 +1,10 @@
 """The loops of quantised products on a card: their bits against each other, their times, and the tests that concern them.
 
-    python -m amk_bench.quant_check [bits] [time] [trace] [tests]     (default: all)
+    python -m amk_bench.quant_check [bits] [time] [trace] [tests] [a8]     (default: all but a8)
 
 Four minutes, guessed from the runs of 2026-11-30.  Every loop that AMK_PAIRS chooses takes the same weights, random ones, so
-all have to give equal bits.  A short table comes last.
+all have to give equal bits.  a8: integers of 8 bits on both sides, times beside activations of 21 bits by the number of sequences,
+and the tests that concern them; three minutes, a guess.  A short table comes last.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MODELS, FORMATS = ("llama-3.2-1b", "llama-3.1-8b"), ("int8-g128", "int4-g128")
 FLIGHTS = ((2, 1, 1),)  # besides the plan's, of the last loop
 POSITION, STEPS, CONTEXT = 128, 32, 2176
 SMALL = ("fast-small-int8-g32", "fast-small-int4-g32-min", "fast-smol-int", "fast-wide")  # of one sequence
-PARTS = ("bits", "time", "trace", "tests")
+PARTS, MORE_PARTS = ("bits", "time", "trace", "tests"), ("a8",)  # by default; when named
+ACTIVATIONS, BATCHES = ("int8", "int8-a8"), (1, 4, 16)
 PATIENCE_S = 150
 TESTS = ("tests/vm/test_cuda_quant.py", "tests/vm/test_cuda_device.py")
 
@@ -98,6 +100,22 @@ def times(device: Any) -> tuple[list[str], list[str]]:
     return lines, wrong
 
 
+def integers(device: Any) -> list[str]:
+    """Lines of the table: times of a step with activations of 8 bits and of 21, by the number of sequences."""
+    lines = []
+    for fmt in ACTIVATIONS:
+        keep: dict[str, Any] = {}
+        cells = []
+        for batch in BATCHES:
+            vm = timed_vm(MODELS[0], CONTEXT, device, None, {}, batch=batch, weights=f"{fmt},head={fmt}", shared=keep)
+            us = np.array(vm.time_launches(STEPS, vm.variables(POSITION, STEPS), 9)[2:]) / STEPS * 1e6
+            vm.close()
+            cells.append(f"{batch}: {np.median(us):.0f}")
+            print(f"{MODELS[0]} {fmt}, batch {cells[-1]}, {us.min():.1f} to {us.max():.1f}", flush=True)
+        lines.append(f"{MODELS[0]:13s} {fmt:9s} us a step at {POSITION}, by sequences: {'; '.join(cells)}")
+    return lines
+
+
 def traces(device: Any) -> None:
     """Where the time of a step of the smaller model goes, with each loop."""
     for fmt in FORMATS:
@@ -109,9 +127,8 @@ def traces(device: Any) -> None:
             vm.close()
 
 
-def tests() -> list[str]:
-    """Run the tests of quantised weights in a process of its own; what failed."""
-    which = "int4 or int8 or quantised or sequence"
+def tests(which: str) -> list[str]:
+    """Run the tests of quantised weights of these names in a process of its own; what failed."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *TESTS, "-k", which]
     try:
         done = subprocess.run(command, timeout=PATIENCE_S, check=False)
@@ -122,9 +139,9 @@ def tests() -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parts = list(sys.argv[1:] if argv is None else argv) or list(PARTS)
-    unknown = [p for p in parts if p not in PARTS]
+    unknown = [p for p in parts if p not in PARTS + MORE_PARTS]
     if unknown:
-        print(f"no part named {', '.join(unknown)}; known are {', '.join(PARTS)}", file=sys.stderr)
+        print(f"no part named {', '.join(unknown)}; known are {', '.join(PARTS + MORE_PARTS)}", file=sys.stderr)
         return 2
     from amk_core.vm.driver import Device
 
@@ -136,10 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "time" in parts:
         lines, more = times(device)
         wrong += more
+    if "a8" in parts:
+        lines += integers(device)
+        wrong += tests("a8")
     if "trace" in parts:
         traces(device)
     if "tests" in parts:
-        wrong += tests()
+        wrong += tests("(int4 or int8 or quantised or sequence) and not a8")
     print(f"{device.facts.name}, random weights, {time.monotonic() - start:.0f} s", *lines, sep="\n")
     print("wrong: " + "; ".join(wrong) if wrong else f"nothing wrong in {', '.join(parts)}")
     return 1 if wrong else 0

@@ -90,10 +90,6 @@ def load(
         card = Card()  # before the checkpoint is read: a machine without a card says so at once
         target = card.target(queues)
     imported, quantised = _open(model, weights)
-    if card is not None and quantised is not None and quantised.config.integer:
-        from amk_core.vm.plan import INTEGER_ACTIVATIONS
-
-        raise RequestError(INTEGER_ACTIVATIONS)
     if card is not None:
         chunk = card.chunk(mode, batch, chunk, imported.graph, None if quantised is None else quantised.config)
     if context is None:

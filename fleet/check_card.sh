@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Everything that is checked on a card, one log a part.  From the root of a source tree, in an environment with amk's requirements:
-#   fleet/check_card.sh OUT [PART ...]      parts: native vm robust suites shapes sanitizer crowd trace time price rows ranks quant (default: all, in this order)
+#   fleet/check_card.sh OUT [PART ...]      parts: native vm robust suites shapes sanitizer crowd trace time price rows ranks quant a8 (default: all, in this order)
 # The model is looked for in the cache ($AMK_HOME).  Ends with one line a part; exit code: parts that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${1:?"usage: fleet/check_card.sh OUT [PART ...]"}
 shift
-PARTS=${*:-native vm robust suites shapes sanitizer crowd trace time price rows ranks quant}
+PARTS=${*:-native vm robust suites shapes sanitizer crowd trace time price rows ranks quant a8}
 PYTHON=${PYTHON:-python3}
 ARCH=${ARCH:-auto}
 mkdir -p "$OUT"
@@ -31,6 +31,7 @@ part() {
     rows) $PYTHON -m amk_bench.rows_check --trace ;;
     ranks) $PYTHON -m amk_bench.rank_check small weights time trace ;;
     quant) $PYTHON -m amk_bench.quant_check ;;
+    a8) $PYTHON -m amk_bench.quant_check a8 ;;
     *) echo "no part named $1" && return 2 ;;
   esac
 }

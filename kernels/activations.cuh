@@ -18,6 +18,8 @@ constexpr int kFlushGroups = kTileRows >= 16 ? 2 : 16 / kTileRows;  // row group
 constexpr int kRedPlane = kFlushGroups * kTileRows * 8 + (kRows > 1 ? 4 : 0);
 constexpr int kRedFloats = kRedPlane * kWarps;               // one of the two reduction buffers
 constexpr int kParts = kWarps / 4;  // lanes that add up one output, four warps' sums each
+// What rows of bytes need besides, where a format asks for them: maxima [kRows][kWarps], scales of the rows, and of two times 128 outputs.
+constexpr int kByteRows = LayerWeights::kInteger || HeadWeights::kInteger ? up(kRows, 4) : 0, kByteFloats = kByteRows ? kRows * kWarps + kByteRows + 256 : 0;
 static_assert(kWarps == 4 || kWarps == 8 || kWarps == 16, "the reduction adds groups of four warps");
 constexpr int kItems = kThreads / kParts;  // outputs that are finished at a time
 constexpr int kMaxRows = 64;
@@ -40,10 +42,11 @@ struct Slices {
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;
   static constexpr bool kByPiece = !kStaged && kTurns && kRowTiles <= 2 && kPieceBytes <= AMK_STAGE_BYTES;
   // Where a lane's activations fit its registers beside the weights, they stay there.
-  static constexpr bool kHeld = kPieces == 1 && kRowTiles == 1 && kStaged && (!W::kQuantised || (kRowPairs == 1 && kPerWarp <= 4));
-  static constexpr int kHeldWords = kHeld ? kPerWarp * 9 : 0;
+  static constexpr int kFragmentWords = W::kInteger ? (kRows > 8 ? 16 : 8) : 9;  // of a quantised record's activations
+  static constexpr bool kHeld = kPieces == 1 && kRowTiles == 1 && kStaged && (!W::kQuantised || (W::kInteger ? kPerWarp * kFragmentWords <= 32 : kRowPairs == 1 && kPerWarp <= 4));
+  static constexpr int kHeldWords = kHeld ? kPerWarp * kFragmentWords : 0;
   // Row groups whose weights are in registers at once: short rows leave room for several, a power of two.
-  static constexpr int kRoom = kPieces > 1 || kRowTiles > 1 ? 1 : (W::kQuantised ? (64 - kHeldWords) / (kPerWarp * W::kWords * kRowPairs) : 12 / kPerWarp);
+  static constexpr int kRoom = kPieces > 1 || kRowTiles > 1 ? 1 : (W::kQuantised ? (64 - kHeldWords) / (W::kInteger ? kPerWarp * W::kWords + 4 : kPerWarp * W::kWords * kRowPairs) : 12 / kPerWarp);
   static constexpr int kAhead = kRoom >= 4 && kFlushGroups >= 4 ? 4 : (kRoom >= 2 && kFlushGroups >= 2 ? 2 : 1);
   static constexpr int kTogether = kTurns ? 2 : kAhead;                         // row groups whose sums are in registers
   static constexpr int kFlush = kRowTiles > 1 ? kTogether : kFlushGroups;       // row groups between two reductions
@@ -122,10 +125,13 @@ struct Prologue {
 struct FastWork {
   static __device__ __forceinline__ float* red(int parity) { return reinterpret_cast<float*>(dynamic_shared) + parity * kRedFloats; }
   static __device__ __forceinline__ float* squares() { return red(2); }  // [kRows][kWarps]
-  static __device__ __forceinline__ uint8_t* staged() { return reinterpret_cast<uint8_t*>(squares() + kRows * kWarps); }
+  static __device__ __forceinline__ uint32_t* maxima(int r) { return reinterpret_cast<uint32_t*>(squares() + kRows * kWarps) + r * kWarps; }
+  static __device__ __forceinline__ float* row_scales() { return squares() + 2 * kRows * kWarps; }
+  static __device__ __forceinline__ float* weight_scales(int parity) { return row_scales() + kByteRows + parity * 128; }
+  static __device__ __forceinline__ uint8_t* staged() { return reinterpret_cast<uint8_t*>(squares() + kRows * kWarps + kByteFloats); }
   // Behind the staged activations of the Hidden matrices.
   static __device__ __forceinline__ uint8_t* tables() { return dynamic_shared + kWorkBytes - Prologue::kBytes; }
-  __host__ __device__ static constexpr int bytes(int staged) { return (2 * kRedFloats + kRows * kWarps) * 4 + staged; }
+  __host__ __device__ static constexpr int bytes(int staged) { return (2 * kRedFloats + kRows * kWarps + kByteFloats) * 4 + staged; }
 };
 static_assert(kExact || FastWork::bytes(AMK_STAGE_BYTES) <= kWorkBytes, "the work area is too small for the staged activations");
 template <class S>

@@ -60,6 +60,52 @@ struct ExactCombine {
   }
 };
 
+// Formats with activations of 8 bits: `tokens` rows of x become integers in their places, `most` the largest absolute values before that.
+template <int K>
+__device__ __forceinline__ void rows_to_integers(const Context c, float* x, int tokens, uint32_t* most) {
+  constexpr int kp = up(K, kLanes);
+  for (int t = c.warp; t < tokens; t += kWarps) {
+    uint32_t mine = 0;
+    for (int i = c.lane; i < kp; i += kLanes) {
+      const uint32_t size = bits_of(x[t * kp + i]) & 0x7fffffffu;
+      mine = size > mine ? size : mine;
+    }
+    mine = __reduce_max_sync(~0u, mine);
+    if (c.lane == 0) most[t] = mine;
+  }
+  sync_tasks();
+  for (int t = 0; t < tokens; ++t) {
+    const ByteScale by = bytes_over(most[t]);
+    for (int i = c.thread; i < kp; i += kThreads) x[t * kp + i] = float_of(uint32_t(int32_t(int8_t(byte_of(by, x[t * kp + i])))));
+  }
+  sync_tasks();
+}
+
+// Two rows of the tile times T rows of integers, without the scales of those: sums of groups are exact, groups ascending.
+template <int K, class F, int T>
+__device__ __forceinline__ void integer_dots(const uint8_t* tile, const int (&row)[2], const float* x, int lane, float (&y)[2][T]) {
+  constexpr int kp = up(K, kLanes), kWidth = F::kGroup ? F::kGroup : kp;
+#pragma unroll
+  for (int i = 0; i < 2 * T; ++i) y[i / T][i % T] = 0.0f;
+  for (int k0 = 0; k0 < kp; k0 += kWidth) {
+    int32_t sum[2][T] = {};
+    for (int k = k0 + lane; k < kp && k < k0 + kWidth; k += kLanes) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        const int32_t code = quant_code<F, K>(tile, row[a], k);
+#pragma unroll
+        for (int t = 0; t < T; ++t) sum[a][t] += code * int32_t(bits_of(x[t * kp + k]));
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      const float scale = quant_scale<F, K>(tile, row[a], k0);
+#pragma unroll
+      for (int t = 0; t < T; ++t) y[a][t] = fma_f32(float(__reduce_add_sync(~0u, sum[a][t])), scale, y[a][t]);
+    }
+  }
+}
+
 template <int K, class W = LayerWeights, class Source>
 __device__ __forceinline__ void gemv_exact(const Context c, const Source& source, const Finish& finish) {
   constexpr int kp = up(K, kLanes), T = exact_tokens<K>();
@@ -83,11 +129,22 @@ __device__ __forceinline__ void gemv_exact(const Context c, const Source& source
         for (int i = c.thread; i < kp; i += kThreads) x[t * kp + i] = 0.0f;
     }
     sync_tasks();
+    [[maybe_unused]] uint32_t* most = reinterpret_cast<uint32_t*>(sums);
+    if constexpr (W::kInteger) rows_to_integers<K>(c, x, tokens, most);
     for (int pair = c.warp; 2 * pair < rows; pair += kWarps) {
       const float* w0 = weights + int64_t(2 * pair) * kp;
       const float* w1 = 2 * pair + 1 < rows ? w0 + kp : w0;
       float y[2][T];
-      for (int k0 = 0; k0 < kp; k0 += kSlice) {
+      if constexpr (W::kInteger) {
+        const int row[2] = {2 * pair, 2 * pair + 1 < rows ? 2 * pair + 1 : 2 * pair};
+        integer_dots<K, typename W::F>(reinterpret_cast<const uint8_t*>(weights), row, x, c.lane, y);
+#pragma unroll
+        for (int t = 0; t < T; ++t) {
+          const float scale = t < tokens ? byte_scale(most[t]) : 0.0f;
+          y[0][t] = y[0][t] * scale, y[1][t] = y[1][t] * scale;
+        }
+      }
+      for (int k0 = W::kInteger ? kp : 0; k0 < kp; k0 += kSlice) {
         const int n = kp - k0 < kSlice ? kp - k0 : kSlice;
         float acc[2][T];
 #pragma unroll

@@ -80,8 +80,8 @@ struct WeightStream {
 };
 
 // An output of row `r` from its kParts lanes: their sums together, times the factor of the norm, and `other`, the output beside it.
-// All lanes of a warp take part.  True: it was a gate of a tagged task, which is stored already.
-template <int K, class Source>
+// All lanes of a warp take part.  True: it was a gate of a tagged task, which is stored already.  kAdded: `sum` is all of it.
+template <int K, bool kAdded = false, class Source>
 __device__ __forceinline__ bool joined(const Context c, const Source& source, const Finish& finish, int local, int r, bool there,
                                        float& sum, float& other) {
   float mean = 0.0f;
@@ -91,7 +91,7 @@ __device__ __forceinline__ bool joined(const Context c, const Source& source, co
   }
 #pragma unroll
   for (int off = 1; off < kParts; off <<= 1) {
-    sum = sum + __shfl_xor_sync(~0u, sum, off);
+    if constexpr (!kAdded) sum = sum + __shfl_xor_sync(~0u, sum, off);
     if constexpr (Source::kNormed) mean = mean + __shfl_xor_sync(~0u, mean, off);
   }
   if constexpr (Source::kNormed) sum = sum * rsqrt_fast(mean * (1.0f / float(K)) + source.eps);

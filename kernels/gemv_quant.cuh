@@ -4,8 +4,12 @@
 // warps are added in the same order.  Each warp stages the activations of its own records as integers of three bytes (Limbs); a product
 // takes two rows of activations at a time, each as three rows of bytes.  Sums over a group of weights are exact integers; groups of a
 // warp are added ascending in fp32, each limb apart; then the limbs, then the warps.  So bits depend on K and the format alone.
+//
+// Formats with activations of 8 bits (W::kInteger) take up to 16 rows at a time, each as one row of bytes (integer_rows.cuh), and
+// multiply by the row's scale at the end.  Of one scale a row the warps' sums are integers, and the bits those of the CPU VM.
 #pragma once
 #include "gemv_fast.cuh"
+#include "integer_rows.cuh"
 #include "quant_pairs.cuh"
 
 #if AMK_QUANT
@@ -16,6 +20,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
   using S = Slices<K, W>;
   constexpr bool kByPiece = !S::kStaged;
   static_assert(kRowTiles == 1, "quantised weights take at most 16 rows a step");
+  static_assert(!AMK_PAIRS || !W::kInteger, "pairs of row groups meet activations of 21 bits");
   static_assert(S::kStaged || (S::kByPiece && !Source::kNormed), "activations of quantised weights are staged; the host leaves room");
   constexpr int kStageRecords = kByPiece ? W::kPiece / kWarps : S::kPerWarp;
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
@@ -165,7 +170,9 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
     __syncwarp();
   };
 
-  stage(0, true);
+  [[maybe_unused]] IntegerRows<K, W, Source> bytes(c);
+  if constexpr (W::kInteger) bytes.start(c, source, open);
+  else stage(0, true);
   if (finish.kind == Finish::kRotate && finisher) {
     if (Source::kNormed) pre[0] = *Prologue::angle(item0);
 #pragma unroll
@@ -188,8 +195,13 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
     return Activations{{*reinterpret_cast<const uint4*>(from), *reinterpret_cast<const uint4*>(from + Limbs::kHalfBytes)},
                        *reinterpret_cast<const float*>(record + Limbs::kScaleAt) * Limbs::weight(lane, W::kCodeScale)};
   };
-  constexpr bool kHeld = S::kHeld;
+  constexpr bool kHeld = S::kHeld && !W::kInteger, kHeldBytes = S::kHeld && W::kInteger;
   Activations held[kHeld ? S::kPerWarp : 1];
+  [[maybe_unused]] typename IntegerRows<K, W, Source>::Fragment held_bytes[kHeldBytes ? S::kPerWarp : 1];
+  if constexpr (kHeldBytes) {
+#pragma unroll
+    for (int j = 0; j < S::kPerWarp; ++j) held_bytes[j] = bytes.fragment(c, j);
+  }
   if constexpr (kHeld) {
 #pragma unroll
     for (int j = 0; j < S::kPerWarp; ++j)
@@ -219,12 +231,18 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       for (int a = 0; a < S::kTogether; ++a)
 #pragma unroll
         for (int p = 0; p < kRowPairs; ++p) total[a][p][0] = total[a][p][1] = 0.0f;
+      [[maybe_unused]] typename W::Sum sums[S::kTogether][4] = {};
+      [[maybe_unused]] uint32_t row_scale[S::kTogether] = {};
 #pragma unroll 1
       for (int piece = 0; piece < S::kTapePieces; ++piece) {
         if constexpr (kByPiece) {
           if (piece != staged_piece) {
             __syncwarp();  // all lanes have read the piece before
-            stage(piece * kStageRecords, false);
+            if constexpr (W::kInteger) {
+              bytes.stage(c, source, piece * kStageRecords);
+            } else {
+              stage(piece * kStageRecords, false);
+            }
             staged_piece = piece;
           }
         }
@@ -241,6 +259,16 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
             for (int i = 0; i < S::kPieceLoads; ++i) {
               // Without branches, so that products overlap: what does not exist is multiplied by 0, or its sum is not taken.
               const bool there = kWhole || slot * W::kSlot + warp + kWarps * i < S::kRecords;
+              if constexpr (W::kInteger) {
+                if (!there) break;
+                const auto act = kHeldBytes ? held_bytes[kHeldBytes ? i : 0] : bytes.fragment(c, (kByPiece ? s : slot) * (W::kSlot / kWarps) + i);
+#pragma unroll
+                for (int m = 0; m < S::kAhead; ++m) {
+                  W::add_bytes(sums[a + m], stream.w[m][i], act.low, act.high);
+                  row_scale[a + m] = stream.w[m][i].scale[0];
+                }
+                continue;
+              }
 #pragma unroll
               for (int m = 0; m < S::kAhead; ++m) {
                 uint32_t b[4][2];
@@ -269,6 +297,16 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
 #pragma unroll
       for (int a = 0; a < S::kTogether; ++a) {
         if (a > 0 && group + a >= g1) break;
+        if constexpr (W::kInteger) {  // lanes (g, t) have outputs 2t and 2t + 1 of rows g and g + 8
+          auto put = [&](int r, typename W::Sum low, typename W::Sum high) {
+            *reinterpret_cast<uint2*>(FastWork::red(parity) + warp * kRedPlane + ((group + a - g0) * kTileRows + r) * 8 + 2 * t) = make_uint2(W::word(low), W::word(high));
+          };
+          if (g < kTileRows) put(g, sums[a][0], sums[a][1]);
+          if (kTileRows > 8) put(g + 8, sums[a][2], sums[a][3]);
+          if (W::F::kGroup == 0 && warp == 0 && g == 0)  // it has a record of every row
+            *reinterpret_cast<float2*>(FastWork::weight_scales(parity) + (group + a - g0) * 8 + 2 * t) = W::both(row_scale[a]);
+          continue;
+        }
 #pragma unroll
         for (int p = 0; p < kRowPairs; ++p) {
           float2 y = make_float2(total[a][p][0], total[a][p][1]);
@@ -291,12 +329,22 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
     for (int q = item0; q < up(items, 32 / kParts); q += kItems) {
       const int part = c.thread % kParts, local = (g0 + q / kItemRows) * 8 + (q & 7), r = q / 8 % kTileRows;
       const bool there = q < items && local < finish.n && r < kRows;
-      float sum = 0.0f, other;
+      typename W::Sum part_sum = 0;
+      float sum, other;
       if (q < items) {
-        const float* f = FastWork::red(parity) + part * (4 * kRedPlane) + q;
-        sum = (f[0] + f[kRedPlane]) + (f[2 * kRedPlane] + f[3 * kRedPlane]);
+        const auto* f = reinterpret_cast<const typename W::Sum*>(FastWork::red(parity)) + part * (4 * kRedPlane) + q;
+        part_sum = (f[0] + f[kRedPlane]) + (f[2 * kRedPlane] + f[3 * kRedPlane]);
       }
-      if (joined<K>(c, source, finish, local, r, there, sum, other)) continue;
+      if constexpr (W::kInteger) {
+#pragma unroll
+        for (int off = 1; off < kParts; off <<= 1) part_sum = part_sum + __shfl_xor_sync(~0u, part_sum, off);
+        sum = float(part_sum);
+        if (W::F::kGroup == 0) sum = fma_f32(sum, FastWork::weight_scales(parity)[q < items ? q / kItemRows * 8 + (q & 7) : 0], 0.0f);
+        sum = sum * FastWork::row_scales()[r < kRows ? r : 0];
+      } else {
+        sum = part_sum;
+      }
+      if (joined<K, W::kInteger>(c, source, finish, local, r, there, sum, other)) continue;
       const float2 now = pre[0];
 #pragma unroll
       for (int i = 0; i + 1 < kPre; ++i) pre[i] = pre[i + 1];

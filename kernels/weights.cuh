@@ -5,7 +5,7 @@
 // of four stored units, values 32 s + 8 t .. + 8 of row g, for s = 0 to 3.
 //
 // Codes meet activations as signed bytes: an activation is three of them, three rows of a product that would be idle, so a group's sum
-// is exact, and is multiplied by its scale in fp32.
+// is exact, and is multiplied by its scale in fp32.  In formats with activations of 8 bits it is one byte, and a product has 16 rows of them.
 #pragma once
 #include "common.cuh"
 #include "quant.h"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1
 }
 
 struct StoredWeights {
-  static constexpr bool kQuantised = false;
+  static constexpr bool kQuantised = false, kInteger = false;
   static constexpr int kUnits = 1, kLoads = 1, kBytes = kUnitBytes;  // units of 32 values in a record, 16-byte loads of a lane
   static constexpr int kSlot = kSlotUnits, kPiece = kPieceUnits;     // records of a slot, of a piece
   static constexpr int kWords = 4, kStageBytes = 64;                 // registers of a record; activations of a row that meet it
@@ -51,17 +51,30 @@ __device__ __forceinline__ void mma_s8_from(int32_t bias, int32_t (&c)[4], uint4
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(bias));
 }
 
+// What products of bytes and codes add up to: with one scale a row integers, with scales of groups floats.
+template <bool kWhole>
+struct ByteSum {
+  using Type = float;
+};
+template <>
+struct ByteSum<true> {
+  using Type = int32_t;
+};
+
 template <int kCode>
 struct QuantWeights {
   using F = QuantFormat<kCode>;
-  static constexpr bool kQuantised = true;
+  static constexpr bool kQuantised = true, kInteger = F::kInteger;  // kInteger: activations are bytes, see integer_rows.cuh
+  using Sum = typename ByteSum<kInteger && F::kGroup == 0>::Type;
+  static __device__ __forceinline__ uint32_t word(int32_t sum) { return uint32_t(sum); }
+  static __device__ __forceinline__ uint32_t word(float sum) { return bits_of(sum); }
   static constexpr int kUnits = 4, kLoads = F::kBits == 8 ? 2 : 1, kCodeBytes = 512 * kLoads;
   static constexpr int kGroup = F::kGroup ? F::kGroup : 128, kGroups = 128 / kGroup;  // the scale of a row is repeated
   static constexpr bool kOffsets = F::kKind != F::kSym;
   static constexpr float kCodeScale = F::kBits == 4 && !kOffsets ? 0.0625f : 1.0f;  // see signed_bytes
   static constexpr int kBytes = kCodeBytes + kGroups * 16 * (kOffsets ? 2 : 1);
   static constexpr int kSlot = kSlotUnits / kLoads, kPiece = kQuantPiece / kLoads, kWords = 4 * kLoads + kGroups * (kOffsets ? 2 : 1);
-  static constexpr int kStageBytes = 400;  // activations of a row that meet one record: Limbs
+  static constexpr int kStageBytes = kInteger ? 256 : 400;  // activations of a row that meet one record: IntegerRows, or Limbs
   static constexpr bool kAsRows = AMK_PAIRS == 2;  // weights are the rows of products, not the columns
 
   // What a lane holds of a record: codes of row g; scales, and minima, of rows 2t and 2t + 1, where weights are the rows of a product
@@ -186,6 +199,34 @@ struct QuantWeights {
       }
     }
   }
+
+  // total[outputs 2t and 2t + 1 of rows g and g + 8 of the activations] += sum of code * byte, of groups times their scales, ascending.
+  // `low`, `high`: what the lane has of the two rows, 16 bytes of two units each.
+  static __device__ __forceinline__ void add_bytes(Sum (&total)[4], const Record& w, const uint4 (&low)[2], const uint4 (&high)[2]) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      int32_t dot[4];
+#pragma unroll
+      for (int i = 0; i < kGroup / 32; ++i) {
+        const int s = group * kGroup / 32 + i;
+        const uint4 a = low[s / 2], b = high[s / 2];
+        const uint4 x = s % 2 ? make_uint4(a.z, b.z, a.w, b.w) : make_uint4(a.x, b.x, a.y, b.y);
+        uint32_t first, second;
+        decode(w, s, first, second);
+        if constexpr (F::kGroup == 0) {
+          mma_s8(total, x, first, second);
+        } else {
+          if (i == 0) mma_s8_from(kIntegerBias, dot, x, first, second);
+          if (i > 0) mma_s8(dot, x, first, second);
+        }
+      }
+      if constexpr (F::kGroup != 0) {
+        const float2 scale = both(w.scale[group]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[i] = fma_f32(float_of_biased(dot[i]), i % 2 ? scale.y : scale.x, total[i]);
+      }
+    }
+  }
 };
 
 // The activations of one row that meet one record, in shared memory: [two units][high, middle, low][t][16 bytes], so that a lane's
@@ -199,12 +240,13 @@ struct Limbs {
   }
   static __device__ __forceinline__ float4 of_floats(float4 v) { return of_pairs(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)); }
 
-  // Bits of the largest of a warp's values.  All lanes.
-  static __device__ __forceinline__ uint32_t most(float4 v) {
+  // Bits of the largest of four values; of a warp's, by all lanes.
+  static __device__ __forceinline__ uint32_t largest(float4 v) {
     auto size = [](float x) { return bits_of(x) & 0x7fffffffu; };
     const uint32_t a = size(v.x) > size(v.y) ? size(v.x) : size(v.y), b = size(v.z) > size(v.w) ? size(v.z) : size(v.w);
-    return __reduce_max_sync(~0u, a > b ? a : b);
+    return a > b ? a : b;
   }
+  static __device__ __forceinline__ uint32_t most(float4 v) { return __reduce_max_sync(~0u, largest(v)); }
   // Values 4q .. 4q + 3 of unit s, for q = lane % 8 and s = lane / 8; kHalves: 2q, 2q + 1, 2q + 16 and 2q + 17.  kColumns: as the columns
   // of products.
   template <bool kHalves, bool kColumns = false>

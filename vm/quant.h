@@ -5,12 +5,13 @@
 
 namespace amk {
 
-// A format as one number: bits * 10000 + group * 10 + kind, plus 5 for scales in bf16.  0: not quantised.
+// A format as one number: bits * 10000 + group * 10 + kind, plus 5 for scales in bf16, plus a million for activations of 8 bits.
+// 0: not quantised.
 template <int kCode>
 struct QuantFormat {
   enum Kind : int { kSym, kZero, kMin };
-  static constexpr int kBits = kCode / 10000, kGroup = kCode / 10 % 1000, kKind = kCode % 5;
-  static constexpr bool kBf16 = kCode % 10 >= 5;
+  static constexpr int kBits = kCode / 10000 % 100, kGroup = kCode / 10 % 1000, kKind = kCode % 5;
+  static constexpr bool kBf16 = kCode % 10 >= 5, kInteger = kCode >= 1000000;  // kInteger: activations of 8 bits
   static_assert(kBits == 8 || kBits == 4, "see amk_core/quant/format.py");
   // The packed bytes.
   static constexpr int kUnitK = kBits == 8 ? 64 : 128, kRecordK = kGroup > kUnitK ? kGroup : kUnitK;
@@ -58,6 +59,21 @@ AMK_HD float quant_value(const uint8_t* tile, int row, int k) {
   if (F::kKind == F::kSym) return fma_f32(code, scale, -8.0f * scale);
   const float offset = scale_of<F>(entry[1]);
   return fma_f32(code, scale, F::kKind == F::kZero ? -offset * scale : offset);
+}
+
+// The two factors of that value apart, in formats of 8 bits.
+template <class F, int K>
+AMK_HD int32_t quant_code(const uint8_t* tile, int row, int k) {
+  constexpr int kGroupBytes = (K + F::kRecordK - 1) / F::kRecordK * F::kRecordBytes + (F::kGroup ? 0 : 8 * F::kEntryBytes);
+  const uint8_t* record = tile + int64_t(row / 8) * kGroupBytes + k / F::kRecordK * F::kRecordBytes;
+  return int8_t(record[k % F::kRecordK / F::kUnitK * 512 + row % 8 * 64 + k % F::kUnitK]);
+}
+template <class F, int K>
+AMK_HD float quant_scale(const uint8_t* tile, int row, int k) {
+  constexpr int kBytes = (K + F::kRecordK - 1) / F::kRecordK * F::kRecordBytes, kWidth = F::kGroup ? F::kGroup : 1;
+  const uint8_t* group = tile + int64_t(row / 8) * (kBytes + (F::kGroup ? 0 : 8 * F::kEntryBytes));
+  const uint8_t* entries = F::kGroup ? group + k / F::kRecordK * F::kRecordBytes + F::kCodeBytes + k % F::kRecordK / kWidth * 8 * F::kEntryBytes : group + kBytes;
+  return scale_of<F>(*reinterpret_cast<const uint16_t*>(entries + row % 8 * F::kEntryBytes));
 }
 
 // -- mode `fast`: products of 8-bit integers.  Weights are codes as signed bytes; an activation is an integer of 21 bits and sign, over
@@ -109,6 +125,38 @@ AMK_HD void plain_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
 }
 // Bytes below 128 less bytes below 128.
 AMK_HD uint32_t difference(uint32_t bytes, uint32_t zero) { return ((bytes | 0x80808080u) - zero) ^ 0x80808080u; }
+
+// -- formats with activations of 8 bits, in both modes: a row of activations is integers of 8 bits times one scale, see docs/numerics.md.
+
+// The scale of a row, from the largest of its absolute values as bits; NaN where that is not finite.
+AMK_HD float byte_scale(uint32_t most) {
+  const float least = 0x1p-126f, wanted = float_of(most) / 127.0f, scale = wanted > least ? wanted : least;
+  return most < 0x7f800000u ? scale : float_of(0x7fc00000u);
+}
+
+// What the quotients of a row by its scale take, rounded as divisions round them, without a division for each value.
+struct ByteScale {
+  float up, scale, inverse, rest;  // `up`: a power of two that keeps all below from underflow; 1 / scale in two parts
+};
+AMK_HD ByteScale bytes_over(uint32_t most) {
+  const uint32_t e = most >> 23;
+  ByteScale to;
+  to.up = e < 64 ? 0x1p64f : (e > 190 ? 0x1p-64f : 1.0f);
+  to.scale = byte_scale(most) * to.up;
+  to.inverse = 1.0f / to.scale;
+  to.rest = fma_f32(-to.inverse, to.scale, 1.0f) * to.inverse;
+  return to;
+}
+// The bits of 1.5 * 2^23 plus the integer of a value: the lowest byte is the signed one.  `first` is off by less than a unit in the last
+// place, so its remainder is exact, and a step with the correctly rounded inverse gives the rounded quotient (Markstein 1990).
+AMK_HD uint32_t byte_of(const ByteScale& by, float x) {
+  x = x * by.up;
+  const float first = fma_f32(x, by.inverse, x * by.rest), remainder = fma_f32(-first, by.scale, x);
+  return bits_of(fma_f32(remainder, by.inverse, first) + 12582912.0f);
+}
+AMK_HD uint32_t four_bytes_of(const ByteScale& by, float a, float b, float c, float d) {
+  return bytes_of(bytes_of(byte_of(by, a), byte_of(by, b), 0x0040), bytes_of(byte_of(by, c), byte_of(by, d), 0x0040), 0x5410);
+}
 
 // A small integer as a float, from its sum with kIntegerBias.
 constexpr int32_t kIntegerBias = 0x4b400000;  // the bits of 1.5 * 2^23

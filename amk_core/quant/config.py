@@ -39,11 +39,6 @@ class QuantConfig:
         head = STORED if self.head is None else str(self.head)
         return f"{self.layers},head={head}" + ("" if self.embed == "stored" else f",embed={self.embed}")
 
-    @property
-    def integer(self) -> bool:
-        """Some activations are rounded to 8 bits."""
-        return any(f is not None and f.activations for f in (self.layers, self.head))
-
     @staticmethod
     def parse(text: str) -> QuantConfig:
         """``FORMAT[,head=FORMAT|stored][,embed=stored|head]``; without ``head`` it is int8 with one scale a row.

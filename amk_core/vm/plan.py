@@ -21,6 +21,7 @@ UNIT_BYTES, UNIT_K = 512, 32
 STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
 MAX_FAST_ROWS, MAX_QUANT_ROWS = 64, 16  # activation rows of a step, with bf16 and with quantised weights
 PIECE_UNITS = 64  # kPieceUnits of vm/ring.cuh
+MAX_INTEGER_K = 1 << 17  # products of two signed bytes that 32 bits add up
 SAMPLER_BYTES = 16384
 # How one row of activations meets quantised weights (kernels/quant_pairs.cuh): 0: row group by row group, 1: pairs of row groups as
 # the columns of integer products, 2: as their rows.
@@ -31,13 +32,6 @@ MARKED_FROM_ROWS = 0  # rows of a step from which builds hand marked values on b
 
 class ProgramError(ValueError):
     """The tables ask for something that the device VM does not run; the message names the task."""
-
-
-# The three bytes of an activation are rows of one product, and a product of one or two sequences has rows to spare.
-INTEGER_ACTIVATIONS = (
-    "activations of 8 bits (formats with -a8) run on the CPU VM; the CUDA VM multiplies the same codes with activations of 21 bits "
-    "in the same integer products, as fast for one sequence and nearer: name the format without -a8"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +161,7 @@ def warp_units(k: int, fmt: QuantFormat | None) -> int:
 
 def staged_bytes(units: int, fmt: QuantFormat | None) -> int:
     """Shared memory of one row's activations of so many units of K: bf16, or the bytes of kernels/weights.cuh."""
-    return units * 64 if fmt is None else units // quant_tape.RECORD_UNITS * quant_tape.STAGE_BYTES
+    return units * 64 if fmt is None else units // quant_tape.RECORD_UNITS * quant_tape.stage_bytes(fmt)
 
 
 def piece_units(fmt: QuantFormat | None) -> int:
@@ -210,14 +204,19 @@ def plan_build(
     """
     budget = smem_bytes - STATIC_BYTES
     d = dims
-    if any(f is not None and f.activations for f in (d.layers, d.head)):
-        raise ProgramError(INTEGER_ACTIVATIONS)
     if marked is None:
         marked = 0 < MARKED_FROM_ROWS <= d.rows and markable(d)
     elif marked and not markable(d):
         raise ProgramError(
             f"marked values serve tagged decoding of 2 to 16 rows with bf16 weights, whole units of {UNIT_K} values and at most "
             f"{PIECE_UNITS} of them in a normalised row; leave marked out"
+        )
+    integer = any(f is not None and f.activations for f in (d.layers, d.head))
+    longest = max(d.hidden, d.inter, d.q_size)
+    if integer and longest > MAX_INTEGER_K:
+        raise ProgramError(
+            f"rows of {longest} values with activations of 8 bits, whose integer sums take at most {MAX_INTEGER_K}; "
+            "name the format without -a8"
         )
     warps = EXACT_WARPS if d.exact else FAST_WARPS
     defines = constants(d, warps, trace)
@@ -255,7 +254,7 @@ def plan_build(
 
     cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
     wide = d.chunk > 16 and d.rows <= 32  # two tiles of rows: a short ring is enough where all weights serve twice the rows
-    if wide and budget >= 200_000:
+    if (wide or integer) and budget >= 200_000:  # bytes of rows that come piece by piece are fetched twice
         cap = 128 * 1024
 
     def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none
@@ -269,6 +268,8 @@ def plan_build(
         return staged(k) if staged(k) <= cap or d.tagged else 0
 
     fixed = 2 * ((32 if d.rows > 8 else 16) * 8 + 4) * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
+    if integer:  # kByteFloats of kernels/activations.cuh
+        fixed += (d.rows * warps + -(-d.rows // 4) * 4 + 256) * 4
     stage = 0 if marked else max(kept(k) for k in (d.hidden, d.q_size, d.inter))  # marked values go past shared memory
     if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
         stage = staged(d.q_size)
@@ -285,7 +286,7 @@ def plan_build(
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
     )
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
-    in_pairs = (PAIRS if pairs is None else pairs) if any(formats) and d.rows == 1 else 0
+    in_pairs = (PAIRS if pairs is None else pairs) if any(formats) and d.rows == 1 and not integer else 0
     for units in (PAIR_SLOT_UNITS,) * bool(in_pairs) + (32, 16) if any(formats) else (64, 32, 16):
         slot_bytes = max(slot_records(units, f) * unit_bytes(f) for f in formats)
         slots = min((budget - work) // slot_bytes, 8 * 64 // units)

@@ -18,7 +18,7 @@ from amk_core.quant.format import GROUP_ROWS, KINDS, QuantError, QuantFormat
 from amk_core.quant.matrix import QuantMatrix
 
 RECORD_K, RECORD_UNITS = 128, 4
-STAGE_BYTES = 400  # of the activations of a row that meet a record: kStageBytes of kernels/weights.cuh
+STAGE_BYTES, STAGE_BYTES_A8 = 400, 256  # of the activations of a row that meet a record: kStageBytes of kernels/weights.cuh
 PIECE_UNITS = 32  # kQuantPiece of vm/ring.cuh: 512-byte units of codes of a row group that lie side by side
 
 Bytes = npt.NDArray[np.uint8]
@@ -28,12 +28,18 @@ def number(fmt: QuantFormat | None) -> int:
     """A format as the device sources name it (``vm/quant.h``); 0: not quantised."""
     if fmt is None:
         return 0
-    return fmt.bits * 10_000 + fmt.group * 10 + KINDS.index(fmt.kind) + (5 if fmt.scale == "bf16" else 0)
+    integer = 1_000_000 if fmt.activations else 0
+    return integer + fmt.bits * 10_000 + fmt.group * 10 + KINDS.index(fmt.kind) + (5 if fmt.scale == "bf16" else 0)
 
 
 def loads(fmt: QuantFormat) -> int:
     """512-byte units of codes in a record."""
     return fmt.bits // 4
+
+
+def stage_bytes(fmt: QuantFormat) -> int:
+    """Shared memory of the activations of a row that meet a record."""
+    return STAGE_BYTES_A8 if fmt.activations else STAGE_BYTES
 
 
 def group_of(fmt: QuantFormat) -> int:

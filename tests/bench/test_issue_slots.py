@@ -40,6 +40,7 @@ def test_the_innermost_loop_with_products_is_counted_without_its_calls() -> None
 def test_bytes_of_codes() -> None:
     eight, four = QuantFormat.parse("int8"), QuantFormat.parse("int4-g128")
     assert (codes_of(four, 16, True), codes_of(four, 32, False), codes_of(eight, 8, True)) == (4096, 4096, 4096)
+    assert (codes_of(eight, 64, False, 16), codes_of(QuantFormat.parse("int8-a8"), 8, False, 16)) == (2048, 2048)
     assert weight_bytes(GRAPH_SHAPES["llama-3.2-1b"], eight) == 16 * (3072 + 2048 + 3 * 8192) * 2048 + 128_256 * 2048
 
 

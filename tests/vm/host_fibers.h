@@ -66,6 +66,19 @@ struct Shown {
   }
 };
 inline float __shfl_xor_sync(uint32_t, float v, int off) { return float_of(Shown({bits_of(v)}).of[current % 32 ^ off][0]); }
+inline int32_t __shfl_xor_sync(uint32_t, int32_t v, int off) { return int32_t(Shown({uint32_t(v)}).of[current % 32 ^ off][0]); }
+inline uint32_t __reduce_max_sync(uint32_t, uint32_t v) {
+  const Shown shown({v});
+  uint32_t most = 0;
+  for (int i = 0; i < 32; ++i) most = shown.of[i][0] > most ? shown.of[i][0] : most;
+  return most;
+}
+inline int32_t __reduce_add_sync(uint32_t, int32_t v) {
+  const Shown shown({uint32_t(v)});
+  int32_t sum = 0;
+  for (int i = 0; i < 32; ++i) sum += int32_t(shown.of[i][0]);
+  return sum;
+}
 inline bool __any_sync(uint32_t, bool v) {
   const Shown shown({uint32_t(v)});
   bool any = false;

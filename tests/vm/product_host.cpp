@@ -10,28 +10,41 @@ namespace amk {
 static sigjmp_buf way_out;
 static void leave(int) { siglongjmp(way_out, 1); }
 
-template <int K, bool kInHalves>
+enum Kind : int { kPlain, kInHalves, kWeighted };  // weighted: normalised rows, whose weights stand behind them
+
+template <int K, Kind kKind>
 struct HostSource {
-  static constexpr bool kNormed = false, kHalves = kInHalves, kPolled = false;
+  static constexpr bool kNormed = kKind == kWeighted, kHalves = kKind == kInHalves, kPolled = false;
   const float* x;
-  static constexpr float eps = 0.0f;
-  float4 load(const Context, int, int k) const {
-    auto value = [&](int at) { return at < K ? x[at] : 0.0f; };
+  static constexpr float eps = 1e-5f;
+  float4 load(const Context, int r, int k) const {
+    auto value = [&](int at) { return at < K ? x[r * K + at] : 0.0f; };
     return kHalves ? make_float4(value(k), value(k + 1), value(k + 16), value(k + 17)) : make_float4(value(k), value(k + 1), value(k + 2), value(k + 3));
   }
-  float4 weight(const Context, int, int) const { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); }
+  float4 weight(const Context, int, int k) const {
+    auto value = [&](int at) { return at < K ? x[kRows * K + at] : 0.0f; };
+    return make_float4(value(k), value(k + 1), value(k + 2), value(k + 3));
+  }
 };
 static const float* activations;
 static Finish finish;
-template <int kCode, int K, bool kInHalves>
+template <int kCode, int K, Kind kKind>
 static void body() {
-  gemv_quant<K, QuantWeights<kCode>>(Context::here(), HostSource<K, kInHalves>{activations}, finish);
+  gemv_quant<K, QuantWeights<kCode>>(Context::here(), HostSource<K, kKind>{activations}, finish);
   end_fiber();
 }
 
-static int chosen(int code, int k, int halves) {
+template <int kCode, int K>
+static void (*body_of(int kind))() {
+  using W = QuantWeights<kCode>;
+  if constexpr (W::kInteger && Slices<K, W>::kStaged)
+    if (kind == kWeighted) return body<kCode, K, kWeighted>;
+  return kind == kInHalves ? body<kCode, K, kInHalves> : body<kCode, K, kPlain>;
+}
+
+static int chosen(int code, int k, int kind) {
 #define PRODUCT(number, length) \
-  if (code == number && k == length) return run_fibers(halves ? body<number, length, true> : body<number, length, false>) ? 0 : 1;
+  if (code == number && k == length) return run_fibers(body_of<number, length>(kind)) ? 0 : 1;
   PRODUCTS
   return 2;
 }
@@ -40,7 +53,7 @@ static int chosen(int code, int k, int halves) {
 
 // 0: done; 1: threads wait for each other for ever; 2: no such case; 3: a read beyond a slot or behind its release, or slots left over.
 extern "C" int run_product(
-    int code, int k, const uint8_t* tile, uint64_t offset, uint32_t units, uint32_t block, const float* x, float* out, int n, int halves) {
+    int code, int k, const uint8_t* tile, uint64_t offset, uint32_t units, uint32_t block, const float* x, float* out, int n, int kind) {
   using namespace amk;
   std::memset(dynamic_shared, 0xff, sizeof dynamic_shared);
   fill_slots(tile, {offset, units, block});
@@ -48,7 +61,7 @@ extern "C" int run_product(
   struct sigaction now {}, before[2];
   now.sa_handler = leave;
   sigaction(SIGSEGV, &now, &before[0]), sigaction(SIGABRT, &now, &before[1]);
-  const int failed = sigsetjmp(way_out, 1) ? 3 : chosen(code, k, halves);
+  const int failed = sigsetjmp(way_out, 1) ? 3 : chosen(code, k, kind);
   sigaction(SIGSEGV, &before[0], nullptr), sigaction(SIGABRT, &before[1], nullptr);
   return failed;
 }

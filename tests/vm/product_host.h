@@ -3,6 +3,7 @@
 // too late, is SIGSEGV.
 #pragma once
 #include "host_fibers.h"
+#include "host_mma.h"
 
 #include <sys/mman.h>
 
@@ -36,35 +37,12 @@ struct Context {
   int position(int, int) const { return 0; }
 };
 
-inline uint32_t __reduce_max_sync(uint32_t, uint32_t v) {
-  const Shown shown({v});
-  uint32_t most = 0;
-  for (int i = 0; i < 32; ++i) most = shown.of[i][0] > most ? shown.of[i][0] : most;
-  return most;
-}
 inline float __shfl_down_sync(uint32_t, float v, int) { return v; }  // of gates alone
 inline void __syncwarp() { warps[current / 32].wait(32); }
 inline float tree_sum(float v) {
   for (int off = 16; off > 0; off >>= 1) v = v + __shfl_xor_sync(~0u, v, off);
   return v;
 }
-// PTX ISA, m16n8k32 of signed bytes: a lane (g, t) has bytes 4t .. 4t + 3 and 16 more of rows g (words 0, 2) and g + 8 (words 1, 3) of A and
-// of column g of B, and columns 2t and 2t + 1 of rows g and g + 8 of C.
-inline void mma_s8(int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
-  const Shown shown({a.x, a.y, a.z, a.w, b0, b1});
-  const int g = current % 32 / 4, t = current % 4;
-  for (int i = 0; i < 4; ++i)
-    for (int from = 0; from < 4; ++from)
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t left = shown.of[4 * g + from][2 * half + i / 2], right = shown.of[4 * (2 * t + i % 2) + from][4 + half];
-        for (int k = 0; k < 4; ++k) c[i] += int32_t(int8_t(left >> 8 * k)) * int8_t(right >> 8 * k);
-      }
-}
-inline void mma_s8_from(int32_t bias, int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
-  for (int i = 0; i < 4; ++i) c[i] = bias;
-  mma_s8(c, a, b0, b1);
-}
-inline void mma_bf16(float (&)[4], uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t) { std::abort(); }
 inline uint32_t pack_bf16(float low, float high) { return uint32_t(bf16_of(high)) << 16 | bf16_of(low); }
 inline float rsqrt_fast(float x) { return 1.0f / std::sqrt(x); }
 inline float load_table(const float* p) { return *p; }

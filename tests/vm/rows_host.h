@@ -8,6 +8,7 @@
 #include "host_mma.h"
 #include "marked_map.h"
 #include "protocol.h"
+#include "quant.h"
 
 #define __host__
 #define __launch_bounds__(...)
@@ -33,6 +34,10 @@ inline uint32_t __ballot_sync(uint32_t, bool v) {
   return out;
 }
 inline int __ffs(int v) { return __builtin_ffs(v); }
+template <class T>
+inline T __ldcs(const T* p) {
+  return *p;
+}
 template <class T>
 inline T __ldg(const T* p) {
   return *p;
@@ -81,6 +86,5 @@ struct {
 inline void poke(uint32_t& word, uint32_t value) { word = value; }
 static const uint2 blockIdx{0, 0};
 static const uint8_t* tape_at;  // of the task that runs
-static TileRef tile;
 
 }  // namespace amk

@@ -6,7 +6,7 @@ namespace amk {
 static Launch launch;
 static void body() {
   const Context c = Context::here(0);
-  Prologue::fetch(c);
+  if (!kExact) Prologue::fetch(c);
   if (execute(launch, Context::here(0)) == kFailed) std::abort();
   end_fiber();
 }

@@ -133,6 +133,33 @@ def test_pairs_of_row_groups_compile_for_every_architecture_without_spills(arch:
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
 
 
+@pytest.mark.parametrize(
+    ("arch", "model", "weights", "rows"),
+    [
+        *((arch, "llama-3.2-1b", "int8-a8,head=int8-g128-a8", 4) for arch in nvrtc.ARCHITECTURES),
+        ("sm_80", MODEL, "int8-g32-a8,head=int8-a8", 1),
+        ("sm_90", "llama-3.1-8b", "int8-g128-a8,head=int8-a8", 1),
+        ("sm_90", "llama-3.1-8b", "int8-a8,head=int8-a8", 16),
+    ],
+)
+def test_activations_of_8_bits_compile_for_every_architecture_without_spills(
+    arch: str, model: str, weights: str, rows: int, cache: Path
+) -> None:
+    build = plan_build(Dims.of(schedule(model, batch=rows, weights=weights)), arch, smem(arch))
+    kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
+    assert build.defines["AMK_PAIRS"] == 0
+    assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
+    assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
+
+
+def test_activations_of_8_bits_take_less_shared_memory() -> None:
+    stages = [
+        plan_build(Dims.of(schedule(batch=4, weights=f"{w},head={w}")), "sm_90", smem("sm_90")).defines["AMK_STAGE_BYTES"]
+        for w in ("int8", "int8-a8")
+    ]
+    assert stages[0] * 256 == stages[1] * 400 > 0
+
+
 def test_pairs_are_for_one_row_where_they_fit() -> None:
     one, two = (Dims.of(schedule("llama-3.2-1b", batch=n, weights="int4-g128")) for n in (1, 2))
     assert [plan_build(one, arch, smem(arch)).defines["AMK_PAIRS"] > 0 for arch in ("sm_86", "sm_90")] == [False, True]

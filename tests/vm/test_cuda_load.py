@@ -43,7 +43,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCard:
     return card
 
 
-@pytest.mark.parametrize("weights", ["int4-g64-zero,head=int8-g32", "int8"])
+@pytest.mark.parametrize("weights", ["int4-g64-zero,head=int8-g32", "int8", "int8-a8,head=int8-g128-a8"])
 def test_the_tape_on_the_card_has_the_bytes_of_the_host_and_every_program_takes_it(weights: str) -> None:
     loaded: Any = amk_core.load(
         make_llama(tie_word_embeddings=False, **SHAPE), "fast", queues=5, context=64, backend="cuda", weights=weights
@@ -79,6 +79,7 @@ def test_a_chunk_of_a_prompt_is_what_fits() -> None:
     assert chunks[:2] == [16, 4]
     assert 1 < chunks[2] < 16
     assert chunks[3] == 1
+    assert Card().chunk("fast", 1, 16, GRAPH_SHAPES["llama-3.1-8b"], QuantConfig.parse("int8-a8,head=int8-a8")) == 16
     assert Card().chunk("fast", 1, 16, GRAPH_SHAPES["llama-3.1-8b"], None) == 16
     assert Card().chunk("exact", 1, 16, GRAPH_SHAPES["llama-3.1-8b"], QuantConfig.parse("int8")) == 16
 

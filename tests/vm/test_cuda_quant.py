@@ -30,3 +30,9 @@ def test_quantised_weights_are_not_those_they_come_from(device: Any) -> None:
     case = next(c for c in QUANT_CASES if c.mode == "fast" and c.weights.startswith("int4-g128"))
     stored = run_cuda(dataclasses.replace(case, weights=""), device.facts.sms, {}, device)
     assert relative(run_cuda(case, device.facts.sms, {}, device)["logits"], stored["logits"]) > 1e-2
+
+
+def test_activations_of_8_bits_a8_are_not_those_of_21(device: Any) -> None:
+    case = next(c for c in QUANT_CASES if c.name == "fast-small-int8-a8")
+    finer = run_cuda(dataclasses.replace(case, weights="int8,head=int8"), device.facts.sms, {}, device)
+    assert relative(run_cuda(case, device.facts.sms, {}, device)["logits"], finer["logits"]) > 1e-3

@@ -1,24 +1,20 @@
-"""Activations of 8 bits on the CPU VM: integer sums, bit for bit those of numpy on any instruction set; refused on a card."""
+"""Activations of 8 bits on the CPU VM: integer sums, bit for bit those of numpy on any instruction set."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import make_llama
-from fake_card import FakeCard
 
-import amk_core
 from amk_core import _native
 from amk_core.graph import GRAPH_SHAPES
-from amk_core.programs import RequestError
 from amk_core.quant import QuantFormat, QuantMatrix, quantise
 from amk_core.quant.config import QuantConfig
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
-from amk_core.vm import driver
 from amk_core.vm.plan import Dims, ProgramError, plan_build
 
 ISAS = [n for n in _native.cpu_isas() if n != "auto"]
@@ -76,12 +72,9 @@ def test_rows_that_no_integer_of_32_bits_sums_are_refused(case: Callable[..., An
         lab(c)
 
 
-def test_the_cuda_vm_refuses_them_and_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_driver", lambda: FakeCard())
-    model = make_llama(head_dim=32)
-    for mode in ("exact", "fast"):
-        with pytest.raises(RequestError, match=r"run on the CPU VM; the CUDA VM multiplies .* name the format without -a8"):
-            amk_core.load(model, mode, backend="cuda", context=32, weights="int4-g32,head=int8-a8")  # type: ignore[arg-type]
+def test_the_cuda_vm_takes_them_where_integers_hold_the_sums() -> None:
     s = lower(GRAPH_SHAPES["smollm2-135m"], None, Target.cpu(4), Geometry(context=16), "fast", QuantConfig.parse("int8-a8"))
-    with pytest.raises(ProgramError, match="name the format without -a8"):
-        plan_build(Dims.of(s), "sm_90", 232_448)
+    dims = Dims.of(s)
+    assert plan_build(dims, "sm_90", 232_448).defines["AMK_LAYER_FORMAT"] == 1_080_000
+    with pytest.raises(ProgramError, match=r"rows of 131104 values .* at most 131072; name the format without -a8"):
+        plan_build(dataclasses.replace(dims, inter=(1 << 17) + 32), "sm_90", 232_448)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,12 @@ ROWS = (8, 27, 144)  # one row group; an odd number of them, the last one short;
 LOOPS = {"one by one": (0, 32), "columns": (1, 64), "rows": (2, 64)}  # AMK_PAIRS, units of a slot
 
 
-@pytest.fixture(scope="module", params=LOOPS)
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, int]:
-    """The library of a loop, and the units of its slots."""
-    pairs, units = LOOPS[request.param]
-    folder, kernels = tmp_path_factory.mktemp("product"), resources.kernels_dir()
-    for name in ("gemv_quant.cuh", "quant_pairs.cuh", "gemv_fast.cuh"):
+def product_library(
+    folder: Path, cases: Iterable[tuple[str, int]], rows: int = 1, pairs: int = 0, units: int = 32, stage: int | None = None
+) -> ctypes.CDLL:
+    """The products of these formats and K, whole rows of activations staged if no ``stage`` of so many bytes is asked for."""
+    kernels, cases = resources.kernels_dir(), list(cases)
+    for name in ("gemv_quant.cuh", "integer_rows.cuh", "quant_pairs.cuh", "gemv_fast.cuh"):
         shutil.copy(kernels / name, folder / name)
     (folder / "weights.cuh").write_text(without_products((kernels / "weights.cuh").read_text()))
     activations = (kernels / "activations.cuh").read_text()
@@ -44,33 +45,45 @@ def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ring = (resources.vm_dir() / "ring.cuh").read_text()
     first, end = ring.index("// The units of one tile"), ring.index("// The loader warp's whole life")
     (folder / "tile_runs.inc").write_text(ring[first:end])
-    formats = {QuantFormat.parse(name) for name, _ in CASES}
-    widest = max(k for _, k in CASES)
-    products = " ".join(f"PRODUCT({quant_tape.number(QuantFormat.parse(name))},{k})" for name, k in CASES)
-    stage = FAST_WARPS * -(-int(quant_tape.records_of(widest)) // FAST_WARPS) * quant_tape.STAGE_BYTES
+    formats = [QuantFormat.parse(name) for name, _ in cases]
+    products = " ".join(f"PRODUCT({quant_tape.number(f)},{k})" for f, (_, k) in zip(formats, cases, strict=True))
+    if stage is None:
+        widest = FAST_WARPS * -(-int(quant_tape.records_of(max(k for _, k in cases))) // FAST_WARPS)
+        stage = rows * widest * max(map(quant_tape.stage_bytes, formats))
+    one = quant_tape.number(formats[0])
     defines = {
-        "AMK_ROWS": 1, "AMK_HIDDEN": 576, "AMK_WARPS": FAST_WARPS, "AMK_QUANT": 1, "AMK_PAIRS": pairs, "AMK_SLOT_UNITS": units,
+        "AMK_ROWS": rows, "AMK_HIDDEN": 576, "AMK_WARPS": FAST_WARPS, "AMK_QUANT": 1, "AMK_PAIRS": pairs, "AMK_SLOT_UNITS": units,
         "AMK_SLOT_BYTES": max(slot_records(units, f) * unit_bytes(f) for f in formats), "AMK_STAGE_BYTES": stage,
-        "AMK_WORK_BYTES": stage + 16384, "AMK_LAYER_FORMAT": quant_tape.number(QuantFormat.parse("int4-g128")),
-        "AMK_HEAD_FORMAT": quant_tape.number(QuantFormat.parse("int4-g128")),
+        "AMK_WORK_BYTES": -(-stage // 128) * 128 + rows * 1664 + 32_768, "AMK_LAYER_FORMAT": one, "AMK_HEAD_FORMAT": one,
     }  # fmt: skip
     flags = ["-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}", f"-I{resources.vm_dir()}"]
     flags += [*(f"-D{k}={v}" for k, v in defines.items()), f"-DPRODUCTS={products}"]
-    return ctypes.CDLL(str(compiled(folder / "product.so", [HERE / "product_host.cpp"], *flags))), units
+    return ctypes.CDLL(str(compiled(folder / "product.so", [HERE / "product_host.cpp"], *flags)))
 
 
-def product(code: tuple[ctypes.CDLL, int], m: QuantMatrix, x: np.ndarray, halves: bool = False) -> np.ndarray:
-    library, slot_units = code
-    tape, out = quant_order(m), np.full(m.rows, np.nan, np.float32)
+def run_product(library: ctypes.CDLL, slot_units: int, m: QuantMatrix, x: np.ndarray, kind: int = 0, rows: int = 1) -> np.ndarray:
+    """``x`` [rows, K] times a matrix; ``kind`` as product_host.cpp has it."""
+    tape, out = quant_order(m), np.full((rows, m.rows), np.nan, np.float32)
     offset = program.unit_shape(m.format) << program.OFFSET_BITS
     block = int(program.block_units(np.array([m.k]), m.format, slot_units)[0])
     failed = library.run_product(
         quant_tape.number(m.format), m.k, ctypes.c_void_p(tape.ctypes.data), ctypes.c_uint64(offset),
-        tile_shape(m.rows, m.k, m.format)[0], block, ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(out.ctypes.data), m.rows,
-        int(halves),
+        tile_shape(m.rows, m.k, m.format)[0], block, ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(out.ctypes.data), m.rows, kind,
     )  # fmt: skip
     assert not failed, ("", "threads wait for each other", "no such case", "a read outside a slot, or slots left over")[failed]
     return out
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, int]:
+    """The library of a loop, and the units of its slots."""
+    pairs, units = LOOPS[request.param]
+    return product_library(tmp_path_factory.mktemp("product"), CASES, pairs=pairs, units=units), units
+
+
+def product(code: tuple[ctypes.CDLL, int], m: QuantMatrix, x: np.ndarray, halves: bool = False) -> np.ndarray:
+    library, units = code
+    return run_product(library, units, m, x, int(halves))[0]
 
 
 def documented(m: QuantMatrix, x: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from amk_core.vm.device_tape import DeviceTapeLayout, quant_order, tile_shape
 from amk_core.vm.plan import Dims, ProgramError, plan_build
 
 ROOT = Path(__file__).parents[2]
-FORMATS = [f for f in ALL if not f.activations]  # the others are refused on a card
+FORMATS = [f for f in ALL if not f.activations]  # the others have the same bytes; their products: test_integer_product.py
 SHAPES = [(11, 576), (16, 200)]
 
 
@@ -161,10 +161,11 @@ def test_activations_of_any_size_keep_their_values(host: Path, tmp_path: Path) -
 
 
 def test_every_format_has_its_own_number() -> None:
-    numbers = [quant_tape.number(f) for f in FORMATS]
-    assert len(set(numbers)) == len(FORMATS)
+    numbers = [quant_tape.number(f) for f in ALL]
+    assert len(set(numbers)) == len(ALL)
     assert 0 not in numbers
     assert quant_tape.number(QuantFormat.parse("int4-g128-zero-bf16")) == 41286
+    assert quant_tape.number(QuantFormat.parse("int8-g32-a8-bf16")) == 1_080_325
     assert quant_tape.number(None) == 0
 
 

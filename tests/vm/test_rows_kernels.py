@@ -24,26 +24,38 @@ from amk_core.schedule.ir import Schedule
 from amk_core.schedule.pack import aligned_zeros
 from amk_core.vm import reference
 from amk_core.vm.plan import Dims, ProgramError, markable, plan_build
-from amk_core.vm.program import build_program
+from amk_core.vm.program import TILE, build_program, tile_span
 
 HERE, SMEM = Path(__file__).parent, 232_448
 # In the order in which they include each other: the functions of each that the host replaces.
 KERNELS: dict[str, str] = {
     "common.cuh": "report sync_tasks any_thread load_shared_f32 load_shared_f32x2 load_shared_f32x4 load_shared_i32 load_table "
     "load_table_x4 exp_fast reciprocal_fast rsqrt_fast pack_bf16",
-    "weights.cuh": "mma_bf16 mma_s8",
+    "weights.cuh": "mma_bf16 mma_s8 mma_s8_from",
     "tagged.cuh": "load_elements store_elements store_element peek poke poll_is_over",
     "marked.cuh": "load_marked_pairs load_marked_word store_marked_pair store_marked_floats",
     "finish.cuh": "",
     "activations.cuh": "copy_16 copy_4",
     "combine.cuh": "",
+    "gemv_exact.cuh": "",
     "gemv_fast.cuh": "",
     "gemv_rows.cuh": "",
+    "integer_rows.cuh": "",
+    "gemv_quant.cuh": "",
+    "attention_exact.cuh": "",
     "attention_fast.cuh": "load_shared_u32x4 transpose_8x8",
     "embed.cuh": "",
 }
 CURSOR = """
+#ifndef AMK_QUANT
+#define AMK_QUANT 0
+#endif
+#ifndef AMK_PAIRS
+#define AMK_PAIRS 0
+#endif
 constexpr int kSlots = AMK_SLOTS, kSlotUnits = AMK_SLOT_UNITS, kUnitBytes = 512, kPieceUnits = 64;
+%s
+static TileRef tile;  // of the task that runs
 struct RingCursor {  // every slot of the tile in the loader's order
   TileRuns runs{tile};
   const uint8_t* at = tape_at;
@@ -51,7 +63,7 @@ struct RingCursor {  // every slot of the tile in the loader's order
   void release(int, int) {
     __syncwarp();
     const uint32_t units = runs.run < runs.unit.slot ? runs.run : runs.unit.slot;
-    at += units * kUnitBytes, runs.take(units);
+    at += units * runs.unit.bytes, runs.take(units);
   }
   void keep(int) const {
     if (runs.left != 0) std::abort();  // the task leaves weights behind
@@ -77,13 +89,9 @@ def text() -> str:
             )
             t = t.replace("__shared__ Shared shared;", "static Shared shared;").replace("constexpr int kThreads = kWarps * 32;", "")
             t = t.replace("int thread;", "int thread = current;")
-            runs = (vm / "ring.cuh").read_text()
-            plain = part(runs[runs.index("#else\nstruct TileUnits {") :], r"^struct TileUnits \{")
-            t += (
-                "namespace amk {\n#define AMK_QUANT 0\n#define AMK_PAIRS 0\n"
-                + CURSOR.replace("struct RingCursor", f"{plain}\n{part(runs, r'^struct TileRuns .')}\nstruct RingCursor")
-                + "}\n"
-            )
+            ring = (vm / "ring.cuh").read_text()
+            runs = ring[ring.index("// The units of one tile") : ring.index("// The loader warp's whole life")]
+            t += "namespace amk {\n" + CURSOR % runs + "}\n"
         out.append(t)
     scheduler = (vm / "scheduler.cu").read_text()
     product = scheduler[scheduler.index("// A matrix of K columns") : scheduler.index("// Between tasks nothing")]
@@ -118,8 +126,8 @@ class Kernels:
         self.index = {b.name: i for i, b in enumerate(s.buffers)}
         c.fill(s, self.array)
         self.s, self.case = s, c
-        units = plan.defines["AMK_SLOT_UNITS"]
-        p = build_program(s, dims, units, lambda b: int(self.arrays[b].ctypes.data), where, 0)
+        units, at = plan.defines["AMK_SLOT_UNITS"], int(self.tape.ctypes.data)
+        p = build_program(s, dims, units, lambda b: int(self.arrays[b].ctypes.data), where, at)
         self.records = aligned_zeros(p.tasks.nbytes).view(p.tasks.dtype)
         self.records[:] = p.tasks
         self.tiles = dict(zip(p.tasks["id"][p.streams].tolist(), p.tiles, strict=True))
@@ -149,8 +157,8 @@ class Kernels:
         if op == "sample":
             reference.run(op, p, self.arrays, step, v.tolist())
             return
-        tile = self.tiles.get(t, np.zeros((), self.tile_type))
-        weights = ctypes.c_void_p(self.tape.ctypes.data + int(tile["offset"]))
+        tile = self.tiles.get(t, np.zeros((), TILE))
+        weights = ctypes.c_void_p(self.tape.ctypes.data + int(tile_span(tile)[0]))
         of = np.array(tile)
         failed = self.code.run_task(
             ctypes.c_void_p(record.ctypes.data),
@@ -161,10 +169,6 @@ class Kernels:
             ctypes.c_void_p(of.ctypes.data),
         )
         assert not failed, f"threads of task {t} ({op}) wait for each other"
-
-    @property
-    def tile_type(self) -> Any:
-        return next(iter(self.tiles.values())).dtype
 
 
 LONG = graph("long", 96, 1088, 2112, 1, 8, 2, 64)  # warps have 4 or 5 units of K; the down projection two pieces, one of them short
