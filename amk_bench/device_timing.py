@@ -19,7 +19,7 @@ from amk_core.machine import probe
 from amk_core.quant.config import QuantConfig
 from amk_core.schedule import tables
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.ir import Kind
+from amk_core.schedule.ir import Kind, Schedule
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.targets import Target
@@ -121,13 +121,16 @@ def timed_vm(
         g = dataclasses.replace(g, n_layers=layers)
     target = Target(device.facts.name, device.facts.arch, device.facts.sms, device.facts.smem_bytes)
     geometry, quant = Geometry("decode", batch, 1, context), QuantConfig.parse(weights) if weights else None
-    if ranks:
-        s = lower_ranks(g, ranks, target, geometry, "fast", ScheduleConfig(**config))
-    else:
-        s = lower(g, ScheduleConfig(**config), target, geometry, "fast", quant)
+
+    def lowered(geometry: Geometry) -> Schedule:
+        if ranks:
+            return lower_ranks(g, ranks, target, geometry, "fast", ScheduleConfig(**config))
+        return lower(g, ScheduleConfig(**config), target, geometry, "fast", quant)
+
+    s = lowered(geometry)
     layout = DeviceTapeLayout.of(s)
     if chunk:
-        s = lower(g, ScheduleConfig(**config), target, Geometry("prefill", batch, chunk, context), "fast", quant)
+        s = lowered(Geometry("prefill", batch, chunk, context))
     keep = shared if shared is not None else {}
     key = (model, layers, weights, ranks)
     if keep.get("tape_of") != key or keep["tape"].size < layout.bytes:

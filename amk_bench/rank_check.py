@@ -44,6 +44,7 @@ from amk_core.targets import Target
 
 LAUNCHES = 20  # of each program, which must give equal bits
 MODEL, POSITIONS, STEPS, CONTEXT = "smollm2-135m", (16, 128, 1024, 2000), 32, 2048
+PROMPT, ROWS = 128, 16  # ids of a timed prompt, and how many of them a step takes without ranks
 FIRST = 3  # cases that have a process each; the others share one until one fails
 BUDGET_S, BOUND_S = 285, 1.0  # seconds of a whole run; the longest wait inside a launch
 PATIENCE_S = {"fit": 60, "small": 90, "weights": 150, "time": 75, "trace": 75, "explain": 60}
@@ -230,12 +231,19 @@ def times(device: Any, ranks: Ranks | None, trace: bool) -> None:
         axis = tracing.timeline(vm.schedule, *vm.trace_records())
         print(f"{name}, position 128\n{tracing.table(axis)}\n{tracing.hand_offs(axis)}", flush=True)
         return
+
+    def line(vm: Any, what: str, steps: int, position: int, tokens: int) -> None:
+        us = np.array(vm.time_launches(steps, vm.variables(position, tokens), 9)[2:]) / tokens * 1e6
+        spread = f"{np.median(us):7.1f} us a token, {us.min():.1f} to {us.max():.1f}"
+        print(f"     {MODEL} {name} {what}: {spread}", flush=True)
+
     vm = timed_vm(MODEL, CONTEXT, device, None, {}, ranks=ranks)
     for position in POSITIONS:
         n = min(STEPS, CONTEXT - position)
-        us = np.array(vm.time_launches(n, vm.variables(position, n), 9)[2:]) / n * 1e6
-        spread = f"{np.median(us):7.1f} us a token, {us.min():.1f} to {us.max():.1f}"
-        print(f"     {MODEL} {name} position {position:5d}: {spread}", flush=True)
+        line(vm, f"position {position:5d}", n, position, n)
+    chunk = 1 if ranks else ROWS
+    vm = timed_vm(MODEL, CONTEXT, device, None, {}, ranks=ranks, chunk=chunk)
+    line(vm, f"prompt of {PROMPT} ids", PROMPT // chunk, 0, PROMPT)
 
 
 # -- processes
@@ -275,7 +283,7 @@ def apart(patience: float, *args: str, under: Sequence[str] = ()) -> tuple[str, 
 
 
 def compiled(name: str) -> str:
-    """Put the builds of a part into the cache; no card is touched."""
+    """Put a build into the cache; no card is touched.  ``name``: a case, or ``decode``, ``prefill`` or ``trace`` of a shape."""
     from amk_core.schedule.config import ScheduleConfig
     from amk_core.schedule.lower import lower
     from amk_core.vm import nvrtc
@@ -284,12 +292,13 @@ def compiled(name: str) -> str:
 
     what, _, of = name.partition(" ")
     target = Target.named("h200")
-    if what in ("time", "trace") and of == "without":
-        s = lower(GRAPH_SHAPES[MODEL], ScheduleConfig(), target, Geometry(context=CONTEXT), "fast")
+    purpose: Purpose = "prefill" if what == "prefill" else "decode"
+    if of == "without":
+        geometry = Geometry(purpose, 1, ROWS if what == "prefill" else 1, CONTEXT)
+        s = lower(GRAPH_SHAPES[MODEL], ScheduleConfig(), target, geometry, "fast")
         nvrtc.build(plan_build(Dims.of(s), target.arch, target.smem_bytes).defines, target.arch)
         return name
-    if what in ("time", "trace", "decode", "prefill"):
-        purpose: Purpose = "prefill" if what == "prefill" else "decode"
+    if what in ("trace", "decode", "prefill"):
         s = lower_ranks(GRAPH_SHAPES[MODEL], Ranks.parse(of), target, Geometry(purpose, context=CONTEXT), "fast")
     else:
         s = named(name).schedule(0, {}, target.arch)
@@ -391,9 +400,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         RankVM.cooperative = not loose
         return only(args[1:], Device())
     run = Run(loose)
-    timed = [f"time {shape}" for shape in ("without", "15x8", "7x16")] if "time" in args else []
-    given = [f"{purpose} {shape}" for purpose in ("decode", "prefill") for shape in ("15x8", "15x4")] if "weights" in args else []
-    builds = [*(c.name for c in CASES if "small" in args), *given, *timed, *(["trace 15x8"] if "trace" in args else [])]
+    used = {"time": ("without", "15x8", "7x16"), "weights": ("15x8", "15x4")}
+    shapes = dict.fromkeys(shape for part, of in used.items() if part in args for shape in of)
+    real = [f"{purpose} {shape}" for shape in shapes for purpose in ("decode", "prefill")]
+    builds = [*(c.name for c in CASES if "small" in args), *real, *(["trace 15x8"] if "trace" in args else [])]
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         n = len(list(pool.map(compiled, builds)))
     print(f"     {n} programs are compiled (at {run.spent():.0f} s)", flush=True)
@@ -402,9 +412,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.small([c.name for c in cases(min(eight, 15))])
     if "weights" in args and eight:
         run.weights(f"{min(eight, 15)}x8")
-    shapes = [f"{k}x{size}" for k, size in ((eight, 8), (sixteen, 16)) if k > 1]
-    names = [f"time {s}" for s in ["without", *shapes]] if "time" in args else []
-    for name in names + [f"trace {s}" for s in shapes[:1] if "trace" in args]:
+    there = [f"{k}x{size}" for k, size in ((eight, 8), (sixteen, 16)) if k > 1]
+    names = [f"time {s}" for s in ["without", *there]] if "time" in args else []
+    for name in names + [f"trace {s}" for s in there[:1] if "trace" in args]:
         run.note(name, run.part(PATIENCE_S[name.partition(" ")[0]], name)[0])
     print(
         f"{len(run.failed)} of {run.done} failed{': ' + ', '.join(run.failed) if run.failed else ''} "
