@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_rows_kernels import Kernels
+from test_rows_kernels import SMEM, Kernels
 
-from amk_bench.device_cases import Case, bits, relative, run_cpu, run_reference
+from amk_bench.device_cases import GRAPHS, Case, bits, graph, relative, run_cpu, run_reference
+from amk_core.vm.plan import Dims, plan_build
+from amk_core.vm.quant_tape import STAGE_BYTES_A8
 
 EXACT = (
     Case("one", "odd", "exact", steps=2, tokens=(2,), p0=(130,), weights="int8-a8,head=int8-g32-a8"),
@@ -18,8 +20,22 @@ FAST = (
     Case("one", "small", "fast", steps=2, tokens=(2,), p0=(130,), weights="int8-a8,head=int8-a8"),
     Case("three", "small", "fast", batch=3, p0=(0, 5, 130), tokens=(2, 1, 2), steps=2, weights="int8-a8,head=int8-g32-a8"),
     Case("prompt", "small", "fast", "logits", chunk=12, p0=(120,), tokens=(20,), steps=2, weights="int8-g128-a8,head=int8-a8"),
+    # Gate outputs come piece by piece, and are fetched twice.
+    Case("pieces", "pieces", "fast", batch=16, p0=tuple(range(16)), tokens=(1,) * 15 + (0,), steps=1, context=64,
+         weights="int8-a8,head=int8-a8"),
     Case("mixed", "small", "fast", batch=2, p0=(0, 130), tokens=(2, 2), steps=2, weights="int8-a8,head=int4-g32-min"),
-)
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRAPHS, "pieces", graph("pieces", 96, 192, 5376, 1, 6, 2, 32))  # type: ignore[arg-type]
+
+
+def test_gate_outputs_of_16_long_rows_come_piece_by_piece() -> None:
+    c = next(c for c in FAST if c.name == "pieces")
+    stage = plan_build(Dims.of(c.schedule(3, {}, "sm_90")), "sm_90", SMEM).defines["AMK_STAGE_BYTES"]
+    assert stage == 16 * 16 * STAGE_BYTES_A8 < 16 * 42 * STAGE_BYTES_A8
 
 
 @pytest.mark.parametrize("c", EXACT, ids=lambda c: c.name)
