@@ -46,8 +46,9 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
   WeightStream<K, W> stream(groups);
   auto first_weights = [&] { stream.template next<true>(c, 0); };
 #endif
-  // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
-  constexpr bool kEager = kTileRows <= 2;
+  // Weights come to registers while what is before them is at work, the first ones while activations are on their way; where many rows
+  // need the registers, when they are due.
+  constexpr bool kEarly = kTileRows <= 2, kEager = kEarly || (W::kInteger && !kByPiece);
 
   // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
   auto open = [&] {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       auto wanted = [&](int i) { return finish.kind == Finish::kResidual && pair_exists(i); };
       auto where = [&](int i) { return finish.tagged_residual(local_of(i), row_of(i)); };
       poll_start(residual, tag_of(c), wanted, where);
-      if constexpr (kEager) first_weights();
+      if constexpr (kEarly) first_weights();
       if (Source::kNormed) Prologue::wait();  // the lane reads what it copied itself
       poll_rest(c, residual, tag_of(c), where);
 #pragma unroll
@@ -67,7 +68,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
         for (int i = 0; i < kPre; ++i)
           if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
       }
-      if constexpr (kEager) first_weights();
+      if constexpr (kEarly) first_weights();
       if (Source::kNormed) Prologue::wait();
     }
   };
@@ -171,8 +172,12 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
   };
 
   [[maybe_unused]] IntegerRows<K, W, Source> bytes(c);
-  if constexpr (W::kInteger) bytes.start(c, source, open);
-  else stage(0, true);
+  if constexpr (W::kInteger) {
+    bytes.start(c, source, open);
+    if constexpr (kEager && !kEarly) first_weights();
+  } else {
+    stage(0, true);
+  }
   if (finish.kind == Finish::kRotate && finisher) {
     if (Source::kNormed) pre[0] = *Prologue::angle(item0);
 #pragma unroll
