@@ -237,6 +237,11 @@ class _RankLowering(Lowering):
     def head(self, done: int | None, before: Sequence[Sequence[Wait]]) -> None:
         """Logits behind the waits of each rank; ``done``: the counter of all tiles."""
         g, ids, waiting = self.g, self.b.buffer_ids, set[int]()
+        if len(self.head_tiles) <= (self.ranks.count - 1) * self.ranks.cluster:
+            raise ValueError(
+                f"{self.ranks.count} ranks of {self.ranks.cluster} queues, the head's {g.vocab_size} rows make "
+                f"{len(self.head_tiles)} tiles; each rank needs one: take fewer ranks or a smaller row_align"
+            )
         for j, (a, e) in enumerate(self.head_tiles):
             queue = j % self.ranks.queues
             rank = queue // self.ranks.cluster

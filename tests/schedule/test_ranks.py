@@ -251,5 +251,9 @@ def test_what_ranks_do_not_serve_is_said() -> None:
         lower_ranks(g, Ranks(3, 2), target, Geometry(context=64))
     with pytest.raises(ValueError, match="work for each rank"):
         lower_ranks(replace(GRAPHS["odd"], intermediate_size=64), Ranks(16, 1), Target.cpu(16), Geometry(context=64))
+    few = replace(GRAPHS["small"], vocab_size=32)  # tiles of eight rows: one for each queue of two ranks
+    lower_ranks(few, Ranks(2, 2), Target.cpu(6), Geometry(context=64))
+    with pytest.raises(ValueError, match="32 rows make 4 tiles; each rank needs one"):
+        lower_ranks(few, Ranks(3, 2), Target.cpu(6), Geometry(context=64))
     with pytest.raises(ProgramError, match="partial sums"):
         Dims.of(ranked())
