@@ -27,6 +27,7 @@ INT8_PERPLEXITY, INT8_KL, INT4_PERPLEXITY = 0.005, 0.002, 0.06
 # Activations of 8 bits with one scale a row lose what lies beside an outlier: no stand-in for the model, but no worse than 4 bits.
 W8A8_PERPLEXITY, W8A8_KL = 0.06, 0.05
 GREEDY_TOKENS, GREEDY_PROMPT = 256, 64
+OWN_SAMPLES, DRAWN_AT_ONCE = 32, 8
 
 INT8 = "int8-g32,head=int8-g32"
 W8A8 = "int8-a8,head=int8-a8"
@@ -76,6 +77,11 @@ def bf16(
     yield made
     for file in made.files.values():
         file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def train(text_ids: list[int]) -> list[list[int]]:
+    return [text_ids[w * WINDOW : (w + 1) * WINDOW] for w in TRAIN]
 
 
 @pytest.fixture
@@ -161,23 +167,33 @@ def test_integers_on_both_sides_are_as_near_as_4_bits(measure: Measure, amk_opti
     claim(amk_record, "Q3", f"perplexity of {W8A8} over bf16's", q.increase, W8A8_PERPLEXITY, "%")
 
 
-def calibrated(path: Path, text: str, ids: list[int], progress: Progress) -> Any:
+def own_samples(path: Path, progress: Progress) -> list[list[int]]:
+    """Text that nobody wrote: what the model itself says after one random token each, drawn at temperature 1."""
+    import amk_core
+
+    model = amk_core.load(str(path), "fast", context=WINDOW, batch=DRAWN_AT_ONCE)
+    first = [[int(t)] for t in np.random.default_rng(0).integers(model.graph.vocab_size, size=OWN_SAMPLES)]
+    progress.say(f"drawing {OWN_SAMPLES} samples of {WINDOW} tokens")
+    drawn = model.generate(first, WINDOW - 1, temperature=1.0, stop_ids=[])
+    return [[*a, *g.tokens] for a, g in zip(first, drawn, strict=True)]
+
+
+def calibrated(path: Path, text: str, sequences: list[list[int]], progress: Progress) -> Any:
     from amk_core.importer import open_model
     from amk_core.quant.calibrate import calibrate
     from amk_core.quant.config import QuantConfig
 
     imported = open_model(path)
-    sequences = [ids[w * WINDOW : (w + 1) * WINDOW] for w in TRAIN]
     progress.say(f"calibrating {text} on {len(sequences)} windows")
     return calibrate(imported.graph, imported.weights.get, QuantConfig.parse(text), sequences)
 
 
 def test_calibrated_int4_is_within_a_few_percent(
-    amk_options: Options, measure: Measure, model_path: Path, text_ids: list[int], amk_record: Recorder, amk_progress: Progress
+    amk_options: Options, measure: Measure, model_path: Path, train: list[list[int]], amk_record: Recorder, amk_progress: Progress
 ) -> None:
     if amk_options.tier == "quick":
         amk_record.skip("Q2 calibrated int4", "calibration takes minutes", "pytest suites/quant")
-    q = measure("calibrated", calibrated(model_path, CALIBRATED, text_ids, amk_progress))
+    q = measure("calibrated", calibrated(model_path, CALIBRATED, train, amk_progress))
     claim(amk_record, "Q2", f"perplexity of {CALIBRATED}, calibrated, over bf16's", q.increase, INT4_PERPLEXITY, "%")
 
 
@@ -205,8 +221,16 @@ def test_integers_on_both_sides_more(text: str, measure: Measure) -> None:
 @pytest.mark.amk_full("more formats, calibrated")
 @pytest.mark.parametrize("text", CALIBRATED_MORE)
 def test_calibrated_more(
-    text: str, measure: Measure, model_path: Path, text_ids: list[int], amk_progress: Progress
+    text: str, measure: Measure, model_path: Path, train: list[list[int]], amk_progress: Progress
 ) -> None:  # fmt: skip
     """No limit of its own, but calibration must not lose to rounding."""
     rounded = measure("rounded", text, greedy=False)
-    assert measure("calibrated", calibrated(model_path, text, text_ids, amk_progress), greedy=False).mean_kl < rounded.mean_kl
+    assert measure("calibrated", calibrated(model_path, text, train, amk_progress), greedy=False).mean_kl < rounded.mean_kl
+
+
+@pytest.mark.amk_full("calibrated without the novel that is judged")
+def test_calibrated_on_own_samples(measure: Measure, model_path: Path, amk_progress: Progress) -> None:
+    """The calibration text above is the first half of the novel whose second half is measured; here it is no part of it."""
+    rounded = measure("rounded", CALIBRATED, greedy=False)
+    weights = calibrated(model_path, CALIBRATED, own_samples(model_path, amk_progress), amk_progress)
+    assert measure("own samples", weights).mean_kl < rounded.mean_kl
