@@ -33,7 +33,13 @@ def test_the_kernels_are_as_accurate_as_the_cpu_vm(c: RankCase, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "c", [case("small", 3, 2, 5, 4), case("small", 2, 4, 300, 2), case("wide", 4, 2, 3, 2)], ids=lambda c: c.name
+    "c",
+    [
+        case("small", 3, 2, 5, 4),
+        case("small", 2, 4, 300, 2),
+        pytest.param(case("wide", 4, 2, 3, 2), marks=pytest.mark.amk_full("prompts by ranks with wide rows")),
+    ],
+    ids=lambda c: c.name,
 )
 def test_a_prompt_and_a_scored_text_have_the_bits_of_decoding(c: RankCase, tmp_path: Path) -> None:
     """Rows of a launch with given ids, by the kernels' own code: keys and values of every layer, and the logits of the last row."""
