@@ -36,44 +36,47 @@ AMK_HD float scale_of(uint16_t stored) {
   return F::kBf16 ? f32_of_bf16(stored) : f32_of_f16(stored);
 }
 
+// Where a value lies: the codes that its row has in the unit, and its scale.
+struct QuantPlace {
+  const uint8_t* codes;
+  const uint16_t* entry;
+};
+
 // Row `row` and value `k` of a tile of rows of K values.
 template <class F, int K>
-AMK_HD float quant_value(const uint8_t* tile, int row, int k) {
-  constexpr int kRecords = (K + F::kRecordK - 1) / F::kRecordK;
-  constexpr int kGroupBytes = kRecords * F::kRecordBytes + (F::kGroup ? 0 : 8 * F::kEntryBytes);
-  const uint8_t* group = tile + int64_t(row / 8) * kGroupBytes;
+AMK_HD QuantPlace quant_place(const uint8_t* tile, int row, int k) {
+  constexpr int kBytes = (K + F::kRecordK - 1) / F::kRecordK * F::kRecordBytes, kWidth = F::kGroup ? F::kGroup : 1;
+  const uint8_t* group = tile + int64_t(row / 8) * (kBytes + (F::kGroup ? 0 : 8 * F::kEntryBytes));
   const uint8_t* record = group + k / F::kRecordK * F::kRecordBytes;
-  const uint8_t* codes = record + k % F::kRecordK / F::kUnitK * 512 + row % 8 * 64;
+  const uint8_t* entries = F::kGroup ? record + F::kCodeBytes + k % F::kRecordK / kWidth * 8 * F::kEntryBytes : group + kBytes;
+  return {record + k % F::kRecordK / F::kUnitK * 512 + row % 8 * 64, reinterpret_cast<const uint16_t*>(entries + row % 8 * F::kEntryBytes)};
+}
+
+template <class F, int K>
+AMK_HD float quant_value(const uint8_t* tile, int row, int k) {
+  const QuantPlace at = quant_place<F, K>(tile, row, k);
   float code;
   if (F::kBits == 8) {
-    code = float(int8_t(codes[k % F::kUnitK]));
+    code = float(int8_t(at.codes[k % F::kUnitK]));
   } else {  // nibbles 0 to 3 of eight values are the even ones
-    const uint32_t word = reinterpret_cast<const uint32_t*>(codes)[k % F::kUnitK / 8];
+    const uint32_t word = reinterpret_cast<const uint32_t*>(at.codes)[k % F::kUnitK / 8];
     code = float(word >> (k % 2 * 16 + k % 8 / 2 * 4) & 15);
   }
-  const uint8_t* entries = F::kGroup ? record + F::kCodeBytes + k % F::kRecordK / (F::kGroup ? F::kGroup : 1) * 8 * F::kEntryBytes
-                                     : group + kRecords * F::kRecordBytes;
-  const uint16_t* entry = reinterpret_cast<const uint16_t*>(entries + row % 8 * F::kEntryBytes);
-  const float scale = scale_of<F>(entry[0]);
+  const float scale = scale_of<F>(at.entry[0]);
   if (F::kBits == 8) return code * scale;
   if (F::kKind == F::kSym) return fma_f32(code, scale, -8.0f * scale);
-  const float offset = scale_of<F>(entry[1]);
+  const float offset = scale_of<F>(at.entry[1]);
   return fma_f32(code, scale, F::kKind == F::kZero ? -offset * scale : offset);
 }
 
 // The two factors of that value apart, in formats of 8 bits.
 template <class F, int K>
 AMK_HD int32_t quant_code(const uint8_t* tile, int row, int k) {
-  constexpr int kGroupBytes = (K + F::kRecordK - 1) / F::kRecordK * F::kRecordBytes + (F::kGroup ? 0 : 8 * F::kEntryBytes);
-  const uint8_t* record = tile + int64_t(row / 8) * kGroupBytes + k / F::kRecordK * F::kRecordBytes;
-  return int8_t(record[k % F::kRecordK / F::kUnitK * 512 + row % 8 * 64 + k % F::kUnitK]);
+  return int8_t(quant_place<F, K>(tile, row, k).codes[k % F::kUnitK]);
 }
 template <class F, int K>
 AMK_HD float quant_scale(const uint8_t* tile, int row, int k) {
-  constexpr int kBytes = (K + F::kRecordK - 1) / F::kRecordK * F::kRecordBytes, kWidth = F::kGroup ? F::kGroup : 1;
-  const uint8_t* group = tile + int64_t(row / 8) * (kBytes + (F::kGroup ? 0 : 8 * F::kEntryBytes));
-  const uint8_t* entries = F::kGroup ? group + k / F::kRecordK * F::kRecordBytes + F::kCodeBytes + k % F::kRecordK / kWidth * 8 * F::kEntryBytes : group + kBytes;
-  return scale_of<F>(*reinterpret_cast<const uint16_t*>(entries + row % 8 * F::kEntryBytes));
+  return scale_of<F>(quant_place<F, K>(tile, row, k).entry[0]);
 }
 
 // -- mode `fast`: products of 8-bit integers.  Weights are codes as signed bytes; an activation is an integer of 21 bits and sign, over
