@@ -224,8 +224,8 @@ def table(doc: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
-def trace(vm: Any, position: int, steps: int = 4) -> tracing.Timeline:
-    """A traced launch from ``position`` (the VM must be built with the tracer)."""
-    vm.launch(steps, vm.variables(position, steps))
+def trace(vm: Any, position: int, steps: int = 4, tokens: int | None = None) -> tracing.Timeline:
+    """A traced launch from ``position`` (the VM must be built with the tracer); ``tokens``: of all steps, by default one each."""
+    vm.launch(steps, vm.variables(position, steps if tokens is None else tokens))
     vm.wait()
     return tracing.timeline(vm.schedule, *vm.trace_records())

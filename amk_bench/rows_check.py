@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from amk_bench.device_cases import bits
-from amk_bench.device_timing import timed_vm
+from amk_bench.device_timing import timed_vm, trace
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.lower import Geometry, lower
@@ -140,11 +140,9 @@ def answers(vm: Any, position: int) -> tuple[Any, Any]:
     return vm.buffer("out")[:CHECKED_STEPS].copy(), logits.copy()
 
 
-def show_trace(vm: Any, steps: int, variables: Sequence[int]) -> None:
-    """Where the time of a launch of a traced program went; the program is closed."""
-    vm.launch(steps, variables)
-    vm.wait()
-    axis = tracing.timeline(vm.schedule, *vm.trace_records())
+def show_trace(vm: Any, position: int, steps: int = 4, tokens: int | None = None) -> None:
+    """Where the time of a launch of a traced program went (:func:`trace`); the program is closed."""
+    axis = trace(vm, position, steps, tokens)
     print(tracing.table(axis), tracing.hand_offs(axis), sep="\n", flush=True)
     vm.close()
 
@@ -174,7 +172,7 @@ def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: boo
             vm.close()
             if trace:
                 vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk, trace=True)
-                show_trace(vm, steps, [places[-1], TOKENS])
+                show_trace(vm, places[-1], steps, TOKENS)
         except Exception as e:
             print(f"FAIL prompt {way.name} {type(e).__name__}: {e}", flush=True)
             failed += 1
@@ -253,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 vm.close()
                 if args.trace:
                     vm = timed_vm(args.model, CONTEXT, device, args.cache, {}, trace=True, **make)
-                    show_trace(vm, 4, vm.variables(args.position, 4))
+                    show_trace(vm, args.position)
             except Exception as e:
                 print(f"FAIL {label} {type(e).__name__}: {e}", flush=True)
                 failed += 1
