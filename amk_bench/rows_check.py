@@ -3,8 +3,8 @@
     python -m amk_bench.rows_check [--model llama-3.2-1b] [--batches 1,2,4,8,16] [--position 128] [--prompt 1024] [--trace]
 
 Random weights.  All builds are compiled first, side by side.  Every way of a batch has to give the tokens and logits of the first
-way, and the first sequence those that it has alone; every way of a prompt the keys and values of the first one.  Ends with tables:
-microseconds a step, and their ratio to the first batch's; milliseconds of a prompt.
+way, and the first sequence, whose past is the same in every batch, those that it has alone; every way of a prompt the keys and
+values of the first one.  Ends with tables: microseconds a step, and their ratio to the first batch's; milliseconds of a prompt.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from amk_bench.device_cases import bits
 from amk_bench.device_timing import timed_vm, trace
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.ir import Kind, Schedule
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
 from amk_core.vm import nvrtc, tracing
@@ -130,8 +132,19 @@ def prepare(
     return out
 
 
+def give_past(memory: Any, s: Schedule, position: int) -> None:
+    """Keys and values of the first sequence below ``position``, the same in every program; where they lie depends on the batch."""
+    rng = np.random.default_rng(5)
+    for b in s.buffers:
+        if b.kind is Kind.KV:
+            past = rng.uniform(-1, 1, (position, b.cols)).astype(ml_dtypes.bfloat16)
+            pool, offset = memory.place(memory.index(b.name))
+            pool.upload(past.view(np.uint8), offset)
+
+
 def answers(vm: Any, position: int) -> tuple[Any, Any]:
     """Tokens and last logits of a short launch from token 5 of every sequence."""
+    give_past(vm.memory, vm.schedule, position)
     vm.buffer("token")[:] = 5
     vm.buffer("done")[:] = 0
     logits = vm.buffer("logits")
@@ -153,14 +166,15 @@ def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: boo
     last, failed, rows = GRAPH_SHAPES[model].n_layers - 1, 0, []
     first: list[bytes] | None = None
     places = range(0, tokens, TOKENS)
+    ids = np.random.default_rng(6).integers(0, GRAPH_SHAPES[model].vocab_size, tokens)  # equal ones would have equal values
     for way in PROMPT_WAYS:
         try:
             vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk)
             steps, ms = TOKENS // way.chunk, []
             for place in places:
+                vm.memory.write("prompt", np.resize(ids[place : place + TOKENS], vm.buffer("prompt").shape))
                 ms.append(float(np.median(vm.time_launches(steps, [place, TOKENS], 4, refresh=False)[1:])) * 1e3)
-            vm.refresh(f"L{last}.k", f"L{last}.v")
-            got = [bits(vm.buffer(f"L{last}.{kind}")[:tokens]) for kind in "kv"]
+            got = [bits(vm.memory.read(f"L{last}.{kind}")[:tokens]) for kind in "kv"]
             first = first or got
             failed += got != first
             totals = [sum(ms[: n // TOKENS]) for n in (128, 512, 1024) if n <= tokens]

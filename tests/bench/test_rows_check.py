@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_card import FakeCard
 
-from amk_bench import rows_check
-from amk_bench.rows_check import PROMPT_WAYS, WAYS, schedule_dims
+from amk_bench import device_timing, rows_check
+from amk_bench.device_cases import bits, graph
+from amk_bench.rows_check import CONTEXT, PROMPT_WAYS, WAYS, give_past, schedule_dims
+from amk_core.schedule.lower import Geometry, lower
+from amk_core.targets import Target
+from amk_core.vm import driver, nvrtc
+from amk_core.vm.device_memory import DeviceBuffers
+from amk_core.vm.driver import Device, Memory
 from amk_core.vm.plan import ProgramError
 
 
@@ -19,7 +26,10 @@ class Machine:
     def __init__(self, batch: int, answer: float, us: float) -> None:
         self.us = us
         self.buffers = {"token": np.zeros((batch, 1)), "done": np.zeros((batch, 1)), "out": np.zeros((128, batch), np.int32)}
-        self.buffers |= {name: np.full((batch, 4), answer, np.float32) for name in ("logits", "L15.k", "L15.v")}
+        self.buffers["logits"] = np.full((batch, 4), answer, np.float32)
+        self.schedule = SimpleNamespace(buffers=())
+        self.buffers |= {name: np.full((1, 4), answer, np.float32) for name in ("L15.k", "L15.v", "prompt")}
+        self.memory = SimpleNamespace(read=self.buffer, write=lambda name, ids: None)
 
     def buffer(self, name: str) -> Any:
         return self.buffers[name]
@@ -34,15 +44,11 @@ class Machine:
 
     def close(self) -> None: ...
 
-    def refresh(self, *names: str) -> None: ...
-
     def time_launches(self, steps: int, variables: list[int], repeats: int, refresh: bool = True) -> list[float]:
         return [self.us * steps * 1e-6] * repeats
 
 
 def run(monkeypatch: pytest.MonkeyPatch, answer: Any) -> int:
-    from amk_core.vm import driver
-
     def timed_vm(model: str, context: int, device: Any, cache: Any, config: Any, **how: Any) -> Machine:
         if "chunk" in how:
             return Machine(1, answer({"marked": config != {}}), 1000.0 - how["chunk"])
@@ -84,3 +90,49 @@ def test_every_way_is_a_plan_of_its_own_where_it_can_be() -> None:
     assert len({(tuple(sorted({**p.defines, **way.macros}.items()))) for p, way in zip(plans, WAYS, strict=True)}) == len(WAYS)
     with pytest.raises(ProgramError, match="marked"):
         WAYS[1].plan(schedule_dims("llama-3.1-8b", 2, "sm_90", 4, 232_448), "sm_90", 232_448)
+
+
+SMALL = graph("few", 515, 192, 320, 2, 6, 2, 32, context=2 * CONTEXT)
+
+
+def test_the_first_sequence_has_the_same_past_in_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = FakeCard()
+    monkeypatch.setattr(driver, "_driver", lambda: card)
+    pasts = []
+    for batch in (1, 2, 16):
+        s = lower(SMALL, None, Target("card", "sm_90", 4, 232_448), Geometry("decode", batch, 1, 256), "fast")
+        memory = DeviceBuffers(s, Device(), {}, {})
+        names = [f"L{i}.{kind}" for i in range(2) for kind in "kv"]
+        assert not any(memory.read(name).any() for name in names)
+        give_past(memory, s, 130)
+        rows = [memory.read(name) for name in names]
+        assert all(r[:130].all() and not r[130:].any() for r in rows)
+        pasts.append([bits(r[:130]) for r in rows])
+    assert len(set(pasts[0])) == 4
+    assert pasts[1] == pasts[0] == pasts[2]
+
+
+def test_the_whole_check_finds_its_buffers_on_the_host_side_of_the_vm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a card that does nothing: all programs leave what they found."""
+    card = FakeCard()
+    monkeypatch.setattr(driver, "_driver", lambda: card)
+    for module in (rows_check, device_timing):
+        monkeypatch.setattr(module, "GRAPH_SHAPES", {SMALL.name: SMALL})
+    empty = SimpleNamespace(data=b"\x7fELF", kernel=lambda name: SimpleNamespace(registers=0, spill_store_bytes=0))
+    monkeypatch.setattr(nvrtc, "build", lambda *rest: empty)
+
+    def random_memory(device: Any, size: int, *rest: Any) -> Memory:
+        memory = Memory(device, size)
+        memory.upload(np.resize(np.random.default_rng(size).integers(0, 99, 997, np.uint8), size))
+        return memory
+
+    monkeypatch.setattr(device_timing, "random_memory", random_memory)
+    ready = {(way.name, b): "100 registers" for way in (*WAYS, *PROMPT_WAYS) for b in (0, 1, 4)}
+    monkeypatch.setattr(rows_check, "prepare", lambda *rest: ready)
+    assert rows_check.main(["--model", SMALL.name, "--batches", "1,4", "--prompt", "256"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("sequence 0 as alone") == len(WAYS)
+    assert out.count("same keys and values") == len(PROMPT_WAYS)
+    assert "FAIL" not in out
