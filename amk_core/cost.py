@@ -14,8 +14,8 @@ Ranks (:func:`predict_ranks`) have hand-offs of their own, and what a CTA multip
 
     step = layers * (hand_offs + bytes_of_a_CTA / rate) + head_bytes_of_a_CTA / head_rate + token
 
-with the hand-offs, rates and token's way of the experiment (26-cluster-step), which is not the VM: an estimate until the VM has
-been measured.
+with the rates and token's way of the experiment (26-cluster-step), and of a layer's seven phases what the VM's steps leave
+(27-ranks): 2.5 times the experiment's, so no card's profile chooses ranks today.
 
 Quantised weights change the bytes, and nothing else is told of them: their loop is taken to keep up with the stream.
 
@@ -45,10 +45,9 @@ STREAM_SHARE = 0.954  # of the datasheet's bandwidth that bulk copies reach: 4.5
 L2_BYTES_PER_US = 41_700.0  # that one SM reads from L2 with all of them reading: 5.5 TB/s over 132 SMs
 LAYER_HOPS, OTHER_HOPS = 5, 3
 TAG_BYTES = 8  # of an element {value, tag}; a pair of bf16 is one element
-# Of ranks, from reports/data/device/development/26-cluster-step.txt.  Clusters of 8: two ways through L2 and then the cluster,
-# queries, pieces and activations inside it; what is left of 6.5 us a layer for the 81 360 bytes of a CTA, and 11.5 us for its
-# 471 859 of the head.  Clusters of 16: what its 222.1 us leave, more than its hand-offs alone.
-RANK_HAND_OFFS_US = {8: 2 * 1.201 + 2 * 0.390 + 0.476, 16: 4.1}
+# Of ranks: what the VM's 603.9 and 601.5 us of SmolLM2 at position 128 (reports/data/device/development/27-ranks.txt) leave a layer
+# when the bytes of a CTA take what they took in the experiment (26-cluster-step.txt).
+RANK_HAND_OFFS_US = {8: 15.6, 16: 16.6}
 RANK_BYTES_PER_US, RANK_HEAD_BYTES_PER_US, RANK_TOKEN_US = 29_000.0, 41_000.0, 3.3
 RANK_MAX_HIDDEN = 2048  # values of a row that a slot of the ring holds
 MAX_POSITION = 128  # beyond it attention takes several hand-offs, which the model does not know
@@ -142,7 +141,7 @@ def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US, qua
 
 
 def predict_ranks(g: ModelGraph, ranks: Ranks) -> float:
-    """Microseconds of a decode step at position 128 on an H200 by ranks of KV heads: an estimate, see the top of this module.
+    """Microseconds of a decode step at position 128 on an H200 by ranks of KV heads; fitted on one model, see above.
 
     Raises:
         ValueError: clusters of a size that was not measured.

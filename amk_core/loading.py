@@ -68,9 +68,10 @@ def load(
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
             rounded to nearest (see :class:`amk_core.quant.config.QuantConfig`). ``stored``: quantised as the checkpoint holds
             them. A folder that ``amk quantise`` wrote. Or QuantWeights that were made otherwise.
-        ranks: clusters of queues that share every step, for one sequence with weights as the mode stores them: on a card less
-            waiting while decoding, but prompts and scored texts take a step a token, so that all positions have the same bits.
-            They are other bits than those without ranks, and belong to the number of ranks.  They have not run on a card yet.
+        ranks: clusters of queues that share every step, for one sequence with weights as the mode stores them: fewer hand-offs
+            through global memory, but on an H200 slower than without (docs/performance.md), and prompts and scored texts take a
+            step a token, so that all positions have the same bits. They are other bits than those without ranks, and belong to
+            the number of ranks.
             ``auto``: on a card in ``fast``, where the cost model expects decoding to be quicker.
 
     Raises:

@@ -29,8 +29,8 @@ from amk_core.targets import Target
 
 MAX_CLUSTER = 16
 POOL = "cluster"
-# What ``amk_core.load`` does where nobody says: "off", or "auto" (amk_core.cost.best_ranks).  Off until a card has confirmed the
-# device VM for ranks.
+# What ``amk_core.load`` does where nobody says: "off", or "auto" (amk_core.cost.best_ranks).  Off: on an H200
+# ranks are slower than the program without (docs/performance.md).
 BY_DEFAULT: Literal["auto", "off"] = "off"
 # Part of the numeric plan: piece j of attention has the positions j, j + 8, ..; intermediate units are shared by eights.
 PIECES, UNIT_ALIGN = 8, 8

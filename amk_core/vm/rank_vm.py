@@ -1,4 +1,4 @@
-"""The CUDA VM for ranks: one cooperative launch of clusters (sm_90 and later).  It has not run on a card yet."""
+"""The CUDA VM for ranks: one cooperative launch of clusters (sm_90 and later)."""
 
 from __future__ import annotations
 

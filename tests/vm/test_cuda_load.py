@@ -140,7 +140,7 @@ def test_ranks_that_the_cost_model_chose_give_way_to_what_the_card_places(card: 
 
 
 def test_ranks_are_off_where_nobody_asks_and_refused_where_they_serve_nothing() -> None:
-    assert BY_DEFAULT == "off"  # until a card has confirmed the device VM for ranks
+    assert BY_DEFAULT == "off"  # slower on the card that timed them
     assert amk_core.load(make_llama(**WIDE), "fast", context=64, backend="cuda").ranks is None
     for settings in ({"batch": 2}, {"mode": "exact"}):
         chosen = {"mode": "fast", "context": 64, "backend": "cuda", "ranks": "auto", **settings}
