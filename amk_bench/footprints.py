@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amk_core.schedule import ops
-from amk_core.schedule.ir import DTYPE_BITS, WRITE, Kind, Schedule
+from amk_core.schedule.ir import DTYPE_BITS, WRITE, Buffer, Kind, Schedule
+from amk_core.vm import marked
 
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -30,6 +31,7 @@ class Bench(Protocol):
     """
 
     schedule: Schedule
+    marked: bool  # values of several rows carry no tags and lie in halves by the parity of the step
 
     def read(self) -> dict[str, Bytes]: ...
 
@@ -78,7 +80,7 @@ class Contracts:
                 continue
             name, offset = (f"table:{buffer.name}", 0) if f"table:{buffer.name}" in memory else (buffer.pool, buffer.offset)
             size = DTYPE_BITS[buffer.dtype] // 8
-            grid = np.zeros((buffer.rows, buffer.cols, size), bool)
+            grid = np.zeros((buffer.rows, buffer.cols), bool)
             for step in range(steps):
                 rows = (int(f.plain["r0"][i]), int(f.plain["r1"][i]))
                 cols = (int(f.plain["c0"][i]), int(f.plain["c1"][i]))
@@ -86,12 +88,21 @@ class Contracts:
                 cols = self._range(f.col_affine[i], variables, step) if f.has_col_affine[i] else cols
                 grid[rows[0] : rows[1], cols[0] : cols[1]] = True
             span = slice(offset, offset + buffer.bytes)
+            touched = np.repeat(grid, size)
+            if bench.marked and marked.is_marked(buffer):
+                touched = _of_step_0(buffer, grid, writes=bool(flags & WRITE))
             for mask in (out.writes, *(() if flags & ops.MAYBE else (out.certain,))) if flags & WRITE else (out.reads,):
-                mask[name][span] |= grid.reshape(-1)
+                mask[name][span] |= touched
         return out
 
 
-def fill(s: Schedule, memory: Mapping[str, Bytes], rng: np.random.Generator) -> None:
+def _of_step_0(b: Buffer, grid: Mask, *, writes: bool) -> Mask:
+    """The bytes of elements of marked values in step 0; who writes one puts the marker where the value of step 1 will be."""
+    words = np.where(grid, np.uint32(0xFFFFFFFF), np.uint32(0))
+    return marked.filled(b, words, words if writes else np.zeros_like(words)).astype(np.bool_)
+
+
+def fill(s: Schedule, memory: Mapping[str, Bytes], rng: np.random.Generator, without_tags: bool = False) -> None:
     """Plausible values in every buffer; the bytes between buffers stay as they are.  Weights and tables are left alone."""
     for b in s.buffers:
         if b.kind in (Kind.WEIGHT, Kind.TABLE) or b.pool not in memory:
@@ -113,9 +124,12 @@ def fill(s: Schedule, memory: Mapping[str, Bytes], rng: np.random.Generator) -> 
                 values[:, 1::2] = rng.integers(0, 200, values[:, 1::2].shape).astype(np.int32).view(np.float32)
         if b.tagged:  # {value, tag of step 0}; values that are pairs of bf16 are floats whose low half is one too
             low = rng.standard_normal(shape).astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
-            pairs = b.name.endswith((".attn", ".act"))
+            pairs = b.name.endswith(marked.PAIRS)
             bits = values.view(np.uint32) & np.uint32(0xFFFF0000) | low if pairs else values.view(np.uint32)
-            values = np.stack([bits, np.ones(shape, np.uint32)], axis=-1)
+            if without_tags and marked.is_marked(b):  # what a step later will be overwritten is anything
+                values = marked.filled(b, bits, bits[::-1])
+            else:
+                values = np.stack([bits, np.ones(shape, np.uint32)], axis=-1)
         stored = values.astype(ml_dtypes.bfloat16) if b.dtype == "bf16" else values
         raw[:] = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
 
@@ -128,7 +142,7 @@ def violation(bench: Bench, contracts: Contracts, task: int, variables: Sequence
     before = {k: v.copy() for k, v in whole.items()}
     for pool in (p.id for p in s.pools if p.id in before):
         before[pool][:] = rng.integers(0, 256, len(before[pool]))
-    fill(s, before, rng)
+    fill(s, before, rng, bench.marked)
     m = contracts.masks(bench, task, variables, steps, before)
     bench.write(before)
     bench.run(task, variables, steps)
@@ -171,6 +185,8 @@ def chosen_tasks(s: Schedule, each: int = 3) -> list[int]:
 class CpuBench:
     """A program of the CPU VM on one bench; ``tables`` are the arrays it was bound to."""
 
+    marked = False
+
     def __init__(self, vm: Any, s: Schedule, tables: Mapping[str, Any], tape: Bytes, task_weight: Any) -> None:
         self.vm, self.schedule, self._tape, self._where = vm, s, tape, task_weight
         pools = {p.id: vm.pool(p.id) for p in s.pools if s.pool_bytes(p.id) and p.id != "weights"}
@@ -203,7 +219,7 @@ class CudaBench:
     """A program of the CUDA VM on one bench."""
 
     def __init__(self, vm: Any) -> None:
-        self.vm, self.schedule = vm, vm.schedule
+        self.vm, self.schedule, self.marked = vm, vm.schedule, vm.marked
         names = {i: b.name for i, b in enumerate(vm.schedule.buffers)}
         self._memory = {**vm.memory.pools, **{f"table:{names[i]}": m for i, m in vm.memory.own.items()}, "tape": vm.tape}
 

@@ -59,7 +59,7 @@ WAYS = (
     Way("tagged"),
     Way("marked", marked=True, least=2),
     Way("marked, 8 accesses under way", marked=True, macros=MappingProxyType({"AMK_MARKED_WINDOW": 8}), least=2),
-    Way("marked, 2 slots in flight, 1 behind", marked=True, flight=(2, 1, 1), least=2),
+    Way("marked, 3 slots in flight, 2 behind", marked=True, flight=(3, 2, 2), least=3),
 )
 
 

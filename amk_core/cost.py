@@ -1,14 +1,17 @@
 """What a decode step costs: bytes, hand-offs, and what of the bytes passes in the shadow of the hand-offs.
 
-One step of batch 1 in ``fast`` mode at a short context, in microseconds:
+One step in ``fast`` mode at a short context, in microseconds:
 
     step = hops * hand_off + polled / l2 + layers * max(0, layer_bytes / bandwidth - ring) + max(0, head_bytes / bandwidth - ring)
 
 * ``hops``: dependent phases, five a layer and three around them (embedding, head, sampler);
 * ``hand_off``: from the last value of a phase to the last value of the next one, without bytes: the one number that is fitted;
-* ``polled``: bytes of tagged values that a CTA reads in a step; every CTA reads all values of a phase, at ``L2_BYTES_PER_US``;
+* ``polled``: bytes of tagged or marked values that a CTA reads in a step; every CTA reads all values of a phase, of every row, at
+  ``L2_BYTES_PER_US``;
 * ``ring``: the time in which the weight ring of an SM fills.  While the hand-offs of attention last, nothing is consumed and the
   ring fills, so that much of each layer's stream costs nothing.
+
+Several sequences change what is polled and what the ring holds; nothing is fitted on them.
 
 Ranks (:func:`predict_ranks`) have hand-offs of their own, and what a CTA multiplies is not hidden behind them:
 
@@ -37,14 +40,14 @@ from amk_core.schedule.lower_ranks import Ranks
 from amk_core.schedule.ops import MAX_PARTS
 from amk_core.targets import Target
 from amk_core.vm import quant_tape
-from amk_core.vm.plan import UNIT_BYTES, Dims, plan_build
+from amk_core.vm.plan import UNIT_BYTES, Dims, ProgramError, plan_build
 
 HAND_OFF_US = 2.11  # fitted on four models, reports/data/device/2026-11-30-h200-timing.json; tests/test_cost.py repeats the fit
 FITTED_ON = "h200"
 STREAM_SHARE = 0.954  # of the datasheet's bandwidth that bulk copies reach: 4.58 of 4.8 TB/s on the H200
 L2_BYTES_PER_US = 41_700.0  # that one SM reads from L2 with all of them reading: 5.5 TB/s over 132 SMs
 LAYER_HOPS, OTHER_HOPS = 5, 3
-TAG_BYTES = 8  # of an element {value, tag}; a pair of bf16 is one element
+TAG_BYTES, MARKED_BYTES = 8, 4  # of an element {value, tag} and of one without; a pair of bf16 is one element
 # Of ranks: what the VM's 603.9 and 601.5 us of SmolLM2 at position 128 (reports/data/device/development/27-ranks.txt) leave a layer
 # when the bytes of a CTA take what they took in the experiment (26-cluster-step.txt).
 RANK_HAND_OFFS_US = {8: 15.6, 16: 16.6}
@@ -62,7 +65,7 @@ class Cost:
         weight_bytes: bytes streamed a step.
         hops: hand-offs a step.
         hand_off_us: of all hand-offs, without what is polled.
-        polled_us: reading tagged values.
+        polled_us: reading tagged or marked values.
         stream_us: weights that are not covered by hand-offs.
         floor_us: all weights at the bandwidth of bulk copies.
     """
@@ -97,26 +100,38 @@ def layer_bytes(g: ModelGraph, fmt: QuantFormat | None = None) -> int:
     return sum(matrix_bytes(rows, k, fmt) for rows, k in layer_matrices(g))
 
 
-def polled_bytes(g: ModelGraph) -> int:
-    """Bytes of tagged values that a CTA with a tile in every phase reads in a step."""
+def polled_bytes(g: ModelGraph, batch: int = 1, element: int = TAG_BYTES) -> int:
+    """Bytes of tagged or marked values that a CTA with a tile in every phase reads in a step."""
     floats = 2 * g.hidden_size  # before the two normalised products
     pairs = (g.n_heads * g.head_dim + g.intermediate_size) // 2
-    return TAG_BYTES * (g.n_layers * (floats + pairs) + g.hidden_size)
+    return batch * element * (g.n_layers * (floats + pairs) + g.hidden_size)
 
 
-def ring_bytes(g: ModelGraph, target: Target, quant: QuantConfig | None = None) -> int:
-    """What the weight rings of all SMs hold.
+def built(g: ModelGraph, target: Target, quant: QuantConfig | None = None, batch: int = 1) -> Mapping[str, int]:
+    """The constants of the program on this card.
 
     Raises:
-        ProgramError: the model does not fit the card's kernels.
+        ProgramError: the model does not fit the card's kernels, or values are handed on with counters.
     """
-    few = lower(g, ScheduleConfig(handoff="tagged"), Target("few", "cpu", 4), Geometry(context=min(g.context, 2048)), "fast", quant)
-    d = plan_build(Dims.of(few), target.arch, target.smem_bytes).defines
-    return d["AMK_SLOTS"] * d.get("AMK_SLOT_BYTES", d["AMK_SLOT_UNITS"] * UNIT_BYTES) * target.queues
+    few, geometry = Target("few", target.arch, 4, target.smem_bytes), Geometry(batch=batch, context=min(g.context, 2048))
+    d = Dims.of(lower(g, ScheduleConfig(handoff="tagged"), few, geometry, "fast", quant))
+    if not d.tagged:
+        raise ProgramError(
+            f"{batch} rows of activations take more than a third of a block's shared memory on {target.name}, so phases are joined "
+            "by counters, whose cost is not known; take fewer sequences"
+        )
+    return plan_build(d, target.arch, target.smem_bytes).defines
 
 
-def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US, quant: QuantConfig | None = None) -> Cost:
-    """The cost of a decode step at a position up to ``MAX_POSITION``.
+def ring_bytes(target: Target, defines: Mapping[str, int]) -> int:
+    """What the weight rings of all SMs hold."""
+    return defines["AMK_SLOTS"] * defines.get("AMK_SLOT_BYTES", defines["AMK_SLOT_UNITS"] * UNIT_BYTES) * target.queues
+
+
+def predict(
+    g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US, quant: QuantConfig | None = None, batch: int = 1
+) -> Cost:
+    """The cost of a decode step of ``batch`` sequences at positions up to ``MAX_POSITION``.
 
     Raises:
         ValueError: the target is no card whose bandwidth is known.
@@ -125,16 +140,18 @@ def predict(g: ModelGraph, target: Target, hand_off_us: float = HAND_OFF_US, qua
     if not target.dram_gb_s:
         raise ValueError(f"target {target.name} has no memory bandwidth on record; a cost needs one of the cards")
     per_us = target.dram_gb_s * 1e3 * STREAM_SHARE  # bytes a microsecond
-    ring_us = ring_bytes(g, target, quant) / per_us
+    defines = built(g, target, quant, batch)
+    ring_us = ring_bytes(target, defines) / per_us
     layer = layer_bytes(g, quant.layers if quant else None)
     head = matrix_bytes(g.vocab_size, g.hidden_size, quant.head if quant else None)
     hops = LAYER_HOPS * g.n_layers + OTHER_HOPS
+    element = MARKED_BYTES if "AMK_MARKED" in defines else TAG_BYTES
     return Cost(
         target.name,
         g.n_layers * layer + head,
         hops,
         hops * hand_off_us,
-        polled_bytes(g) / L2_BYTES_PER_US,
+        polled_bytes(g, batch, element) / L2_BYTES_PER_US,
         g.n_layers * max(0.0, layer / per_us - ring_us) + max(0.0, head / per_us - ring_us),
         (g.n_layers * layer + head) / per_us,
     )

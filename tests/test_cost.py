@@ -16,6 +16,7 @@ from amk_core.graph import GRAPH_SHAPES
 from amk_core.quant.config import QuantConfig
 from amk_core.schedule.lower_ranks import Ranks
 from amk_core.targets import Target
+from amk_core.vm.plan import ProgramError
 
 ROOT = Path(__file__).parents[1]
 FILE = "2026-11-30-h200-timing.json"
@@ -61,6 +62,22 @@ def test_the_parts_of_a_step_are_what_they_say() -> None:
     assert small.stream_us < 0.2 * small.floor_us  # its layers pass in the shadow of the hand-offs
     with pytest.raises(ValueError, match="no memory bandwidth"):
         cost.predict(g, Target.cpu(2))
+
+
+def test_steps_of_several_sequences_are_told_within_a_tenth() -> None:
+    """Nothing is fitted on them: what one sequence costs, and what more rows poll."""
+    g, h200 = GRAPH_SHAPES["llama-3.2-1b"], Target.named("h200")
+    text = (ROOT / "reports" / "data" / "device" / "development" / "27-rows.txt").read_text()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line.startswith("| marked")]
+    batches = [2, 4, 8, 16]
+    steps = {r[0]: [float(cell.split()[0]) for cell in r[-4:]] for r in rows}
+    measured = steps["marked, 2 slots in flight, 1 behind"]
+    assert [cost.predict(g, h200, batch=b).us for b in batches] == pytest.approx(measured, rel=0.10)
+    told = [cost.predict(g, h200, batch=b) for b in (1, 2, 16)]
+    assert told[1].polled_us == told[0].polled_us == told[2].polled_us / 8  # marked values are half as long
+    assert told[0].weight_bytes == told[2].weight_bytes
+    with pytest.raises(ProgramError, match="16 rows of activations take more than a third of a block's shared memory on l4"):
+        cost.predict(g, Target.named("l4"), batch=16)
 
 
 def test_quantised_weights_change_the_bytes() -> None:

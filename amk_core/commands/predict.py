@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from amk_core.cost import Cost
 
 NAME = "predict"
-HELP = "predict the time of a decode step (fast, batch 1, short context) on a card, or on every card of the fleet"
+HELP = "predict the time of a decode step (fast, short context) on a card, or on every card of the fleet"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,19 +22,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", metavar="FORMAT", help="formats of quantised weights, such as int4-g128,head=int8 (default: none)"
     )
+    parser.add_argument("--batch", type=int, default=1, help="sequences a step (default: 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def describe(cost: Cost, weights: str | None = None) -> dict[str, Any]:
+def describe(cost: Cost, weights: str | None = None, batch: int = 1) -> dict[str, Any]:
     """Every number that ``amk predict`` shows, in microseconds and bytes."""
-    return {**dataclasses.asdict(cost), "us": cost.us, "basis": "fitted" if fitted(cost, weights) else "prediction"}
+    return {**dataclasses.asdict(cost), "us": cost.us, "basis": "fitted" if fitted(cost, weights, batch) else "prediction"}
 
 
-def fitted(cost: Cost, weights: str | None) -> bool:
-    """Whether the constant comes from this card with these weights."""
+def fitted(cost: Cost, weights: str | None, batch: int) -> bool:
+    """Whether the constant comes from this card with these weights and one sequence."""
     from amk_core.cost import FITTED_ON
 
-    return cost.target == FITTED_ON and not weights
+    return cost.target == FITTED_ON and not weights and batch == 1
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from amk_core.targets import Target
     from amk_core.vm.plan import ProgramError
 
+    if args.batch < 1:
+        raise ValueError(f"--batch {args.batch}, at least 1 is required")
     graph = options.graph_of(args.model)
     quant = QuantConfig.parse(args.weights) if args.weights else None
     targets = (Target.named(args.target),) if args.target else Target.profiles()
@@ -51,18 +54,20 @@ def run(args: argparse.Namespace) -> int:
     refused: dict[str, str] = {}
     for t in targets:
         try:
-            costs.append(predict(graph, t, quant=quant))
+            costs.append(predict(graph, t, quant=quant, batch=args.batch))
         except ProgramError as e:
             if args.target:
                 raise
             refused[t.name] = str(e)
     if args.json:
-        print(json.dumps({"model": graph.name, "costs": [describe(c, args.weights) for c in costs], "refused": refused}))
+        said = [describe(c, args.weights, args.batch) for c in costs]
+        print(json.dumps({"model": graph.name, "costs": said, "refused": refused}))
         return 0
-    print(f"{graph.name}: a decode step, microseconds (fast, batch 1, short context{f', {args.weights}' if args.weights else ''})")
+    weights = f", {args.weights}" if args.weights else ""
+    print(f"{graph.name}: a decode step, microseconds (fast, batch {args.batch}, short context{weights})")
     print("target      step | hand-offs  polled  stream | weights alone | basis")
     for c in costs:
-        basis = f"fitted on the {FITTED_ON}" if fitted(c, args.weights) else "a prediction, not measured"
+        basis = f"fitted on the {FITTED_ON}" if fitted(c, args.weights, args.batch) else "a prediction, not measured"
         print(
             f"{c.target:8s} {c.us:7.0f} | {c.hand_off_us:9.0f} {c.polled_us:7.0f} {c.stream_us:7.0f} | {c.floor_us:13.0f} | {basis}"
         )

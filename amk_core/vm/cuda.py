@@ -162,9 +162,14 @@ class CudaVM:
         return build_program(self._s, self._dims, units, m.address, task_weight, self._tape.address)
 
     @property
+    def marked(self) -> bool:
+        """Values of several rows carry no tags: their buffers are read and filled by :mod:`amk_core.vm.marked`."""
+        return "AMK_MARKED" in self.build.defines
+
+    @property
     def unwritten(self) -> int:
         """What the bytes of tagged pools hold before a launch: no tag of any step, and the marker of marked values."""
-        return 0xFF if "AMK_MARKED" in self.build.defines else 0
+        return 0xFF if self.marked else 0
 
     def close(self) -> None:
         """End a launch in flight and give streams and machine code back; memory goes with the last reference to it."""
@@ -289,7 +294,8 @@ class CudaVM:
     def run_task(self, task: int, variables: Sequence[int], steps: int = 1, spin_timeout_s: float = SPIN_TIMEOUT_S) -> None:
         """The body of one task alone, without waits and signals, in steps 0 to ``steps``; buffers stay as the card has them.
 
-        A task with tagged inputs finds only those of one step: ask for one, and store elements {value, 1}.
+        A task with tagged inputs finds only those of one step: ask for one, and store elements {value, 1}, or, of marked values,
+        those of the even half (:mod:`amk_core.vm.marked`).
         """
         p = self._program
         place, tile = self._place(task)

@@ -27,7 +27,7 @@ SAMPLER_BYTES = 16384
 # the columns of integer products, 2: as their rows.
 PAIRS = 2
 PAIR_SLOT_UNITS, PAIR_SLOTS = 64, 4  # a slot holds a piece of both row groups; fewer slots hide too little
-MARKED_FROM_ROWS = 0  # rows of a step from which builds hand marked values on by default; 0: none does, until a card has spoken
+MARKED_FROM_ROWS = 2  # rows of a step from which builds hand marked values on by default, where that can be; 0: none does
 
 
 class ProgramError(ValueError):
@@ -300,7 +300,8 @@ def plan_build(
     per = max(1, 64 // units)  # slots that make 32 KiB
     if flight is None:
         bulk = arch in ("sm_90", "sm_90a")  # its memory latency grows with what is under way
-        flight = ((3 * per, 2 * per, 2 * per) if d.tagged else (2 * per, per, per)) if bulk else (slots, slots, slots)
+        few = d.tagged and not (marked and d.rows > 2)  # what is polled for many rows shares L2 with the stream
+        flight = ((3 * per, 2 * per, 2 * per) if few else (2 * per, per, per)) if bulk else (slots, slots, slots)
     high, mid, low = (min(f, slots) for f in flight)
     defines |= {
         "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,

@@ -1,7 +1,8 @@
 """P0: every op against a float64 reference, task by task through a whole step of a small model with odd sizes.
 
 Each task starts from what the tasks before it left, buffers are poisoned with NaN first, and only what the task wrote is compared.
-Tagged elements {value, tag} are compared as the values that they hold; every element that a task wrote has to carry the step's tag.
+Tagged elements {value, tag} are compared as the values that they hold; every element that a task wrote has to carry the step's tag,
+and of marked values, which carry none, to leave the marker where the next step will look.
 On the CPU VM the reference of mode ``fast`` rounds where the plan rounds; the card's tensor cores have a plan of their own, which
 rounds in other places, so there the reference does not round at all and the limit is that of bf16 inputs.
 """
@@ -22,12 +23,12 @@ from amk_core.graph import ModelGraph, RopeSpec
 from amk_core.importer.rope import rope_tables
 from amk_core.schedule import ops, tables, validate
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.ir import Buffer, Kind, Schedule
 from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
 from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.schedule.pack import Tape, TapeLayout, logical_weight
 from amk_core.targets import Target
-from amk_core.vm import reference
+from amk_core.vm import marked, reference
 from amk_core.vm.cpu import CpuVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 
@@ -39,8 +40,7 @@ STORED_BF16 = 2.0**-8  # qkv in fast mode writes keys and values as bf16: one un
 CARD_BF16, CARD_ATTENTION = 2.0**-8, 2.0**-12
 BF16_INPUTS = ("o_proj", "o_proj_combine", "gate_up", "down_proj", "lm_head")
 
-
-PACKED = (".attn", ".act")  # tagged buffers whose elements hold pairs of bf16
+PACKED = marked.PAIRS  # tagged buffers whose elements hold pairs of bf16
 TAG = 1  # of step 0
 
 
@@ -57,9 +57,9 @@ def limit(op: str, mode: str, on_card: bool) -> float:
     return STORED_BF16 if op in ("qkv", "rank_qkv") else LIMIT
 
 
-def graph(hidden: int, head_dim: int, context: int = 160) -> ModelGraph:
+def graph(hidden: int, head_dim: int, context: int = 160, ffn: int = 1100) -> ModelGraph:
     return ModelGraph(
-        name="odd", family="llama", vocab_size=203, hidden_size=hidden, intermediate_size=1100, n_layers=2, n_heads=6,
+        name="odd", family="llama", vocab_size=203, hidden_size=hidden, intermediate_size=ffn, n_layers=2, n_heads=6,
         n_kv_heads=2, head_dim=head_dim, norm_eps=1e-5, tied_head=False, context=context,
         rope=RopeSpec("default", 10000.0, head_dim, context), attn_scale=head_dim**-0.5,
     )  # fmt: skip
@@ -68,6 +68,7 @@ def graph(hidden: int, head_dim: int, context: int = 160) -> ModelGraph:
 ODD = graph(72, 12)
 ODD_FAST_CARD = graph(104, 32)  # the tensor-core path takes heads of multiples of 32
 LONG = graph(104, 32, 640)  # three blocks of attention
+WHOLE = graph(96, 32, 640, 1120)  # whole units of 32 values: several rows are marked on a card
 
 
 def weights(g: ModelGraph) -> dict[str, npt.NDArray[np.float32]]:
@@ -94,25 +95,27 @@ def as_float(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return a.copy() if a.dtype == np.int32 else a.astype(np.float64)
 
 
-def elements(a: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Values and tags of a tagged buffer, given as its bytes."""
-    words = np.ascontiguousarray(a).view(np.uint32).reshape(-1, 2)
-    return words[:, 0], words[:, 1]
+def elements(b: Buffer, a: npt.NDArray[Any], no_tags: bool) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Values of step 0 and what goes with them, of a tagged buffer given as its bytes: tags, or the words of the next step."""
+    if no_tags and marked.is_marked(b):
+        return marked.halves(b, a)
+    words = np.ascontiguousarray(a).view(np.uint32).reshape(b.rows, b.cols, 2)
+    return words[..., 0], words[..., 1]
 
 
-def values(buffer: Any, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def values(b: Buffer, a: npt.NDArray[Any], no_tags: bool) -> npt.NDArray[Any]:
     """A buffer as the reference takes it: tagged ones as the values that they hold, [rows, cols] or [rows, 2 cols]."""
-    if not buffer.tagged:
+    if not b.tagged:
         return as_float(a)
-    words = np.ascontiguousarray(elements(a)[0])
-    held = words.view(ml_dtypes.bfloat16) if buffer.name.endswith(PACKED) else words.view(np.float32)
-    return held.reshape(buffer.rows, -1).astype(np.float64)
+    words = np.ascontiguousarray(elements(b, a, no_tags)[0])
+    held = words.view(ml_dtypes.bfloat16) if b.name.endswith(PACKED) else words.view(np.float32)
+    return held.reshape(b.rows, -1).astype(np.float64)
 
 
 class OnCpu:
     """The CPU VM as this suite needs it: buffers to read and write, one task to run."""
 
-    on_card = False
+    on_card, marked = False, False
 
     def __init__(self, packed: bytes, certificate: Any, layout: Any, s: Any, provider: Any, bound: Any) -> None:
         tape = Tape.build(layout, provider)
@@ -138,6 +141,7 @@ class OnCard:
 
         data = layout.build(provider) if isinstance(layout, DeviceTapeLayout) else Tape.build(layout, provider).data
         self.vm = CudaVM(packed, certificate, task_weight=layout.locate(s), tape=data, bound=bound)
+        self.marked = self.vm.marked
 
     def read(self, name: str) -> npt.NDArray[Any]:
         return self.vm.memory.read(name)
@@ -172,6 +176,12 @@ def test_tagged_ops(variables: list[int], amk_record: Recorder) -> None:
 @pytest.mark.parametrize("variables", TAGGED)
 def test_tagged_ops_on_the_card(variables: list[int], where: str, amk_record: Recorder) -> None:
     compare(OnCard, where, LONG, "fast", Geometry("decode", len(variables) // 2, 1, 640, 2), variables, amk_record, tagged=True)
+
+
+@pytest.mark.amk_gpu("P0: marked ops of the card against float64")
+@pytest.mark.parametrize("variables", [[17, 600, 2, 2], [300, 3, 130, 2, 2, 2]], ids=["17-600", "300-3-130"])
+def test_marked_ops_on_the_card(variables: list[int], where: str, amk_record: Recorder) -> None:
+    compare(OnCard, where, WHOLE, "fast", Geometry("decode", len(variables) // 2, 1, 640, 2), variables, amk_record, tagged=True)
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
@@ -229,6 +239,7 @@ def compare(
         return logical_weight(graph, raw.__getitem__, name)
 
     vm = machine(tables.pack(s), verdict.certificate, layout, s, provider, stored)
+    assert vm.marked == (graph is WHOLE)
     rng = np.random.default_rng(3)
     names, buffers = [b.name for b in s.buffers], {b.name: b for b in s.buffers}
     streamed = {b.name: as_stored(b.dtype, provider(b.name)) for b in s.buffers if b.kind is Kind.WEIGHT}
@@ -241,6 +252,9 @@ def compare(
             view[...] = as_stored(b.dtype, rng.standard_normal(view.shape, np.float32)).view(view.dtype)
         elif b.kind in (Kind.INPUT, Kind.TOKEN):
             view[...] = rng.integers(0, graph.vocab_size, view.shape) if b.name in ("token", "prompt") else 0
+        elif vm.marked and marked.is_marked(b):  # the marker where step 0 looks, and not yet where step 1 will
+            nothing = np.full((b.rows, b.cols), marked.UNWRITTEN, np.uint32)
+            view[...] = marked.filled(b, nothing, np.zeros_like(nothing))
         else:
             view.view(np.uint8)[...] = 0xFF  # NaN in every float format
         vm.write(b.name, view)
@@ -250,7 +264,9 @@ def compare(
     for t in verdict.certificate.replay.tolist():
         spec = ops.BY_CODE[int(c.task_op[t])]
         before = {name: vm.read(name) for name in names if name not in constant}
-        arrays = [as_float(constant[name]) if name in constant else values(buffers[name], before[name]) for name in names]
+        arrays = [
+            as_float(constant[name]) if name in constant else values(buffers[name], before[name], vm.marked) for name in names
+        ]
         params = spec.decode(c.par[c.par_off[t] : c.par_off[t + 1]])
         reference.run(spec.name, params, arrays, 0, variables, fast=rounded)
         vm.run(t, variables)
@@ -260,16 +276,17 @@ def compare(
                 continue  # value and index side by side: the sampler's tokens are compared instead
             if np.array_equal(new.view(np.uint8), old.view(np.uint8)):
                 alone = int(params.get("out", -1)) >= 0 and name.endswith(".part")  # the only block needs no partials to be merged
-                there = values(buffers[name], old)
+                there = values(buffers[name], old, vm.marked)
                 assert alone or np.array_equal(want, there, equal_nan=True), f"{spec.name} of T{t} did not write {name}"
                 continue
             if new.dtype == np.int32:
                 assert np.array_equal(new, want), f"{spec.name} of T{t}: {name}"
                 continue
-            got, there = values(buffers[name], new), np.isfinite(want)
+            got, there = values(buffers[name], new, vm.marked), np.isfinite(want)
             if buffers[name].tagged:
-                (was, _), (now, tags) = elements(old), elements(new)
-                assert (tags[now != was] == TAG).all(), f"{spec.name} of T{t} left elements without their tag in {name}"
+                (was, _), (now, beside) = (elements(buffers[name], x, vm.marked) for x in (old, new))
+                required = marked.UNWRITTEN if vm.marked and marked.is_marked(buffers[name]) else TAG
+                assert (beside[now != was] == required).all(), f"{spec.name} of T{t} left elements without their tag in {name}"
             assert np.array_equal(there, np.isfinite(got)), f"{spec.name} of T{t} left or wrote poison in {name}"
             error = float(np.abs(got - want)[there].max() / np.abs(want[there]).max())
             op = f"+{spec.name}" if buffers[name].tagged and name.endswith(PACKED) else spec.name
@@ -277,7 +294,11 @@ def compare(
     used = {op: error / limit(op, mode, machine.on_card) for op, error in worst.items()}
     op = max(used, key=used.__getitem__)
     most = limit(op, mode, machine.on_card)
-    way = f", tagged, position {' and '.join(map(str, variables[: len(variables) // 2]))}" if tagged else ""
+    way = (
+        f", {'marked' if vm.marked else 'tagged'}, position {' and '.join(map(str, variables[: len(variables) // 2]))}"
+        if tagged
+        else ""
+    )
     way += f", {ranks.count}x{ranks.cluster} ranks" if ranks is not None else ""
     record.parity(
         "P0",

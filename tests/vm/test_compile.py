@@ -95,7 +95,7 @@ def test_tagged_decoding_of_several_sequences_spills_no_more_than_is_stated(
     target = Target("few", "cpu", 4, smem(arch))
     s = lower(GRAPH_SHAPES[model], ScheduleConfig(handoff="tagged"), target, Geometry(batch=batch, context=64), "fast")
     assert any(b.tagged for b in s.buffers)
-    build = plan_build(Dims.of(s), arch, smem(arch))
+    build = plan_build(Dims.of(s), arch, smem(arch), marked=False)
     kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
     assert kernel.spill_store_bytes <= limit
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
@@ -116,7 +116,7 @@ def test_tagged_decoding_of_several_sequences_spills_no_more_than_is_stated(
 def test_marked_values_compile_and_spill_no_more_than_is_stated(model: str, arch: str, batch: int, limit: int, cache: Path) -> None:
     target = Target("few", "cpu", 4, smem(arch))
     s = lower(GRAPH_SHAPES[model], ScheduleConfig(handoff="tagged"), target, Geometry(batch=batch, context=64), "fast")
-    build = plan_build(Dims.of(s), arch, smem(arch), marked=True)
+    build = plan_build(Dims.of(s), arch, smem(arch))
     kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
     assert build.defines["AMK_MARKED"] == 1
     assert kernel.spill_store_bytes <= limit

@@ -18,10 +18,12 @@ from host_compiler import compiled
 from host_text import host_text, part
 
 from amk_bench.device_cases import CASES, GRAPHS, Array, Case, bits, device_tape, graph, relative, run_cpu, run_reference
+from amk_bench.footprints import Bytes, Contracts, Masks, chosen_tasks, violation
 from amk_core import resources
 from amk_core.schedule import ops
-from amk_core.schedule.ir import Schedule
+from amk_core.schedule.ir import Buffer, Kind, Schedule
 from amk_core.schedule.pack import aligned_zeros
+from amk_core.vm import marked as marked_values
 from amk_core.vm import reference
 from amk_core.vm.plan import Dims, ProgramError, markable, plan_build
 from amk_core.vm.program import TILE, build_program, tile_span
@@ -142,13 +144,10 @@ class Kernels:
                 self.task(self.records[at : at + 1], step, v)
         return self.case.results(self.s, self.array)
 
-    def unwritten(self, step: int) -> dict[str, float]:
-        """Share of the words of the step's half that hold the marker, of every buffer of marked values."""
-        out = {}
-        for name in self.index:
-            if name.endswith((".mid", ".h", ".act", ".attn")) or name == "embedded":
-                out[name] = float((self.array(name).reshape(-1).view(np.uint32).reshape(2, -1)[step % 2] == 0xFFFFFFFF).mean())
-        return out
+    def marked(self, step: int) -> dict[str, Array]:
+        """The words of the step's half of every buffer of marked values, by element."""
+        held = {b.name: b for b in self.s.buffers if marked_values.is_marked(b)}
+        return {name: marked_values.halves(b, self.array(name))[step % 2] for name, b in held.items()}
 
     def task(self, record: Any, step: int, v: Array) -> None:
         t, op = int(record["id"][0]), ops.BY_CODE[int(record["op"][0])].name
@@ -197,8 +196,15 @@ def test_marked_values_give_the_bits_of_tagged_ones(c: Case, tmp_path: Path) -> 
     kernels = [Kernels(c, s, tmp_path, marked) for marked in (False, True)]
     tagged, marked = (k.run() for k in kernels)
     assert {k: bits(v) for k, v in marked.items()} == {k: bits(v) for k, v in tagged.items()}
-    assert set(kernels[1].unwritten(c.steps - 1).values()) == {0.0}
-    assert set(kernels[1].unwritten(c.steps).values()) == {1.0}  # what the next step writes
+    handed_on = kernels[1].marked(c.steps - 1)
+    assert {"embedded", "L0.attn", "L0.mid", "L0.act", "L0.h"} <= handed_on.keys()
+    for name, words in handed_on.items():
+        elements = np.ascontiguousarray(kernels[0].array(name)).view(np.uint32).reshape(*words.shape, 2)
+        np.testing.assert_array_equal(elements[..., 1], c.steps)
+        np.testing.assert_array_equal(words, elements[..., 0])
+    assert all(
+        (words == marked_values.UNWRITTEN).all() for words in kernels[1].marked(c.steps).values()
+    )  # what the next step writes
     if c.model == "small":
         mine, theirs = (relative(x["logits"], run_reference(c, x)["logits"]) for x in (marked, run_cpu(c)))
         assert 0 < mine <= 1.5 * theirs
@@ -211,6 +217,9 @@ def test_marked_values_have_a_word_each_and_a_warp_reads_them_in_a_row(rows: int
     code = ctypes.CDLL(str(compiled(tmp_path / "map.so", [source], "-shared", "-fPIC", f"-I{resources.vm_dir()}")))
     floats, pairs = (np.full((rows, k), -1, np.int32) for _ in range(2))
     code.words(rows, k, ctypes.c_void_p(floats.ctypes.data), ctypes.c_void_p(pairs.ctypes.data))
+    for name, cols, of_kernels in (("L0.h", k, floats), ("L0.act", k // 2, pairs[:, ::2])):
+        b = Buffer(name, Kind.ACTIVATION, "tag64", (rows, cols), tagged=True)
+        np.testing.assert_array_equal(marked_values.places(b), of_kernels)
     assert sorted(floats.reshape(-1).tolist()) == list(range(rows * k))
     assert sorted(pairs[:, ::2].reshape(-1).tolist()) == list(range(rows * k // 2))
     unit = min(8, rows)
@@ -218,6 +227,66 @@ def test_marked_values_have_a_word_each_and_a_warp_reads_them_in_a_row(rows: int
         taken = floats[:unit, :32].reshape(unit, 4, 8)[:, :, first : first + 4].reshape(-1)
         assert sorted(taken.tolist()) == list(range(int(taken.min()), int(taken.min()) + len(taken)))
     assert sorted(pairs[:unit, :32:2].reshape(-1).tolist()) == list(range(16 * unit))
+
+
+class HostBench:
+    """A program of the kernels on the footprints' bench."""
+
+    def __init__(self, kernels: Kernels, marked: bool) -> None:
+        self.kernels, self.schedule, self.marked = kernels, kernels.s, marked
+        pools = {p.id: np.zeros(kernels.s.pool_bytes(p.id), np.uint8) for p in kernels.s.pools}
+        self.buffers = [b for b in kernels.s.buffers if b.kind is not Kind.WEIGHT]
+        tables = {f"table:{b.name}": self.bytes_of(b) for b in self.buffers if b.kind is Kind.TABLE}
+        self.memory: dict[str, Bytes] = {**pools, **tables, "tape": kernels.tape.view(np.uint8).reshape(-1)}
+
+    def bytes_of(self, b: Buffer) -> Bytes:
+        raw: Bytes = self.kernels.array(b.name).view(np.uint8).reshape(-1)
+        return raw
+
+    def read(self) -> dict[str, Bytes]:
+        return {k: v.copy() for k, v in self.memory.items()}
+
+    def write(self, memory: Any) -> None:
+        for k, v in memory.items():
+            self.memory[k][:] = v
+
+    def tile(self, task: int) -> tuple[int, int]:
+        if task not in self.kernels.tiles:
+            return 0, 0
+        start, end = tile_span(self.kernels.tiles[task])
+        return int(start), int(end)
+
+    def run(self, task: int, variables: Any, steps: int) -> None:
+        inside = [(self.bytes_of(b), self.memory[b.pool][b.offset :][: b.bytes]) for b in self.buffers if b.kind is not Kind.TABLE]
+        for mine, pool in inside:
+            mine[:] = pool
+        records = self.kernels.records
+        for step in range(steps):
+            self.kernels.task(records[records["id"] == task], step, np.array(variables, np.int32))
+        for mine, pool in inside:
+            pool[:] = mine
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["tagged", "marked"])
+def test_no_task_of_several_rows_touches_more_than_its_contract_declares(marked: bool, tmp_path: Path) -> None:
+    c = Case("rows", "small", "fast", batch=3, p0=(0, 5, 130), tokens=(9, 0, 9), steps=2)
+    s = c.schedule(7, {"attn_splits": 2, "fuse_argmax": False}, "sm_90")
+    bench, contracts = HostBench(Kernels(c, s, tmp_path, marked), marked), Contracts(s)
+    tasks = [t for t in chosen_tasks(s) if int(s.columns.task_op[t]) != ops.CODES["sample"]]
+    assert not [v for i, t in enumerate(tasks) if (v := violation(bench, contracts, t, c.variables, 1, seed=i))]
+
+    class Lie(Contracts):
+        """Half of what a task writes is not declared."""
+
+        def masks(self, *rest: Any) -> Masks:
+            m = super().masks(*rest)
+            hit = np.flatnonzero(m.writes["tag"])
+            m.writes["tag"][hit[: len(hit) // 2]] = False
+            m.certain["tag"] &= m.writes["tag"]
+            return m
+
+    task = int(np.flatnonzero(s.columns.task_op == ops.CODES["down_proj"])[0])
+    assert "does not declare" in str(violation(bench, Lie(s), task, c.variables, 1, seed=1))
 
 
 def test_marked_values_are_for_several_rows_in_whole_units() -> None:
@@ -229,9 +298,17 @@ def test_marked_values_are_for_several_rows_in_whole_units() -> None:
     assert not markable(dims("fast-big-batch"))  # a normalised row of more than a piece
     with pytest.raises(ProgramError, match="leave marked out"):
         plan_build(dims("fast-big-batch"), "sm_90", SMEM, marked=True)
-    plain, marked = (plan_build(dims("fast-wide-batch"), "sm_90", SMEM, marked=m).defines for m in (None, True))
-    assert "AMK_MARKED" not in plain  # until a card has spoken
+    plain, marked = (plan_build(dims("fast-wide-batch"), "sm_90", SMEM, marked=m).defines for m in (False, None))
+    assert "AMK_MARKED" not in plain
+    assert marked["AMK_MARKED"] == 1
     assert marked["AMK_SLOTS"] > plain["AMK_SLOTS"]  # no shared memory for activations
+    assert "AMK_MARKED" not in plan_build(dims("fast-big-batch"), "sm_90", SMEM).defines
+    flights = [
+        plan_build(dims("fast-small-batch", batch=n, p0=(0,) * n, tokens=(1,) * n), arch, SMEM).defines["AMK_FLIGHT_HIGH"]
+        for arch in ("sm_90", "sm_80")
+        for n in (2, 3)
+    ]
+    assert flights == [3, 2, marked["AMK_SLOTS"], marked["AMK_SLOTS"]]
 
 
 def test_a_chunk_of_32_rows_gives_the_bits_of_chunks_of_16(tmp_path: Path) -> None:
