@@ -25,6 +25,7 @@ from amk_core.schedule.lower_ranks import Ranks, lower_ranks
 from amk_core.targets import Target
 from amk_core.vm import quant_tape, tracing
 from amk_core.vm.device_tape import DeviceTapeLayout
+from amk_core.vm.driver import call
 
 Array = npt.NDArray[Any]
 
@@ -73,6 +74,25 @@ def random_tape(device: Any, layout: DeviceTapeLayout, scale: float) -> Any:
             record[:, half:] = torch.tensor([8], dtype=torch.int16, device="cuda").view(kind)  # zero points
     torch.cuda.synchronize()
     return Memory.borrow(device, t.data_ptr(), layout.bytes, t)
+
+
+def rearranged(device: Any, tape: Any, old: DeviceTapeLayout, new: DeviceTapeLayout) -> Any:
+    """The weights of a tape in the order of another layout of the same tiles, so that both programs multiply the same ones."""
+
+    def spans(layout: DeviceTapeLayout) -> dict[tuple[Any, ...], tuple[int, int]]:
+        starts = layout.segments[:, 4].tolist()
+        ends = [*starts[1:], layout.bytes]
+        tiles = [(layout.weights[s[0]], *s[1:4]) for s in layout.segments.tolist()]
+        return {t: (a, e - a) for t, a, e in zip(tiles, starts, ends, strict=True)}
+
+    held, wanted = spans(old), spans(new)
+    if held == wanted or held.keys() != wanted.keys():  # other tiles: what stands there is as random as before
+        return tape
+    out = device.memory(new.bytes)
+    for tile, (at, size) in wanted.items():
+        call("cuMemcpyDtoD", out.address + at, tape.address + held[tile][0], size)
+    device.synchronize()
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +157,9 @@ def timed_vm(
         keep.clear()
         keep["tape_of"] = key
         keep["tape"] = random_tape(device, layout, 0.03)
+    else:
+        keep["tape"] = rearranged(device, keep["tape"], keep["layout"], layout)
+    keep["layout"] = layout
     bound: dict[str, Any] = {}
     for b in s.buffers:
         if b.kind is Kind.TABLE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fake_card import FakeCard
@@ -12,10 +13,12 @@ from fake_card import FakeCard
 from amk_bench import device_timing, rows_check
 from amk_bench.device_cases import bits, graph
 from amk_bench.rows_check import CONTEXT, PROMPT_WAYS, WAYS, give_past, schedule_dims
+from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.lower import Geometry, lower
 from amk_core.targets import Target
 from amk_core.vm import driver, nvrtc
 from amk_core.vm.device_memory import DeviceBuffers
+from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import Device, Memory
 from amk_core.vm.plan import ProgramError
 
@@ -110,6 +113,30 @@ def test_the_first_sequence_has_the_same_past_in_every_batch(monkeypatch: pytest
         pasts.append([bits(r[:130]) for r in rows])
     assert len(set(pasts[0])) == 4
     assert pasts[1] == pasts[0] == pasts[2]
+
+
+def test_programs_whose_tiles_stand_in_another_order_multiply_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = FakeCard()
+    monkeypatch.setattr(driver, "_driver", lambda: card)
+    device, target = Device(), Target("card", "sm_90", 7, 232_448)
+
+    def layout(batch: int, **config: Any) -> DeviceTapeLayout:
+        return DeviceTapeLayout.of(lower(SMALL, ScheduleConfig(**config), target, Geometry("decode", batch, 1, 256), "fast"))
+
+    def weight(name: str) -> Any:
+        shape = next(b.shape for b in few.buffers if b.name == name)
+        return np.random.default_rng(list(name.encode())).random(shape, np.float32).astype(ml_dtypes.bfloat16)
+
+    few = lower(SMALL, None, target, Geometry("decode", 1, 1, 256), "fast")
+    one, other = layout(1), layout(3)
+    assert not np.array_equal(one.segments, other.segments)
+    tape = device.upload(one.build(weight))
+    moved = device_timing.rearranged(device, tape, one, other)
+    got = np.empty(other.bytes, np.uint8)
+    moved.download(got)
+    np.testing.assert_array_equal(got, other.build(weight))
+    assert device_timing.rearranged(device, tape, one, one) is tape
+    assert device_timing.rearranged(device, tape, one, layout(1, tiles_per_queue=2)) is tape
 
 
 def test_the_whole_check_finds_its_buffers_on_the_host_side_of_the_vm(

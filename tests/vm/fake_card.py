@@ -126,6 +126,10 @@ class FakeCard:
         self._land()
         ctypes.memmove(to, source, size)
 
+    def _cuMemcpyDtoD(self, to: int, source: int, size: int) -> None:
+        self._land()
+        ctypes.memmove(to, source, size)
+
     def _cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: Any) -> None:
         self._now_or_captured(lambda: (ctypes.memmove(to, source, size), None)[1])
 
