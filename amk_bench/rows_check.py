@@ -63,25 +63,7 @@ WAYS = (
 )
 
 
-@dataclass(frozen=True)
-class PromptWay:
-    """A way to run a prompt: tokens a step, and whether every tile of the output projection merges attention itself."""
-
-    name: str
-    chunk: int = 16
-    fused: bool = True
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {} if self.fused else {"fuse_combine": False}
-
-
-PROMPT_WAYS = (
-    PromptWay("16 rows a step"),
-    PromptWay("16 rows, attention merged apart", fused=False),
-    PromptWay("32 rows", 32),
-    PromptWay("32 rows, attention merged apart", 32, fused=False),
-)
+CHUNKS = (16, 32)  # tokens of a prompt in a step
 TOKENS = 128  # of a prompt in one launch
 
 
@@ -90,10 +72,14 @@ def schedule_dims(model: str, batch: int, arch: str, queues: int, smem_bytes: in
     return Dims.of(lower(GRAPH_SHAPES[model], ScheduleConfig(), target, Geometry("decode", batch, 1, CONTEXT), "fast"))
 
 
-def prompt_dims(model: str, way: PromptWay, facts: Any) -> Dims:
+def prompt_dims(model: str, chunk: int, facts: Any) -> Dims:
     target = Target("card", facts.arch, facts.sms, facts.smem_bytes)
-    geometry = Geometry("prefill", 1, way.chunk, CONTEXT)
-    return Dims.of(lower(GRAPH_SHAPES[model], ScheduleConfig(**way.config), target, geometry, "fast"))
+    geometry = Geometry("prefill", 1, chunk, CONTEXT)
+    return Dims.of(lower(GRAPH_SHAPES[model], ScheduleConfig(), target, geometry, "fast"))
+
+
+def prompt_name(chunk: int) -> str:
+    return f"{chunk} rows a step"
 
 
 def compiled(defines: Mapping[str, int], arch: str, cache: Path | None) -> str:
@@ -121,10 +107,10 @@ def prepare(
                     out[way.name, batch] = f"not here: {e}"
                     continue
                 running[way.name, batch] = [pool.submit(compiled, {**p.defines, **way.macros}, facts.arch, cache) for p in plans]
-        for by_chunk in PROMPT_WAYS if prompt else ():
-            dims = prompt_dims(model, by_chunk, facts)
+        for chunk in CHUNKS if prompt else ():
+            dims = prompt_dims(model, chunk, facts)
             plans = [plan_build(dims, facts.arch, facts.smem_bytes, trace=tracer) for tracer in tracers]
-            running[by_chunk.name, 0] = [pool.submit(compiled, p.defines, facts.arch, cache) for p in plans]
+            running[prompt_name(chunk), 0] = [pool.submit(compiled, p.defines, facts.arch, cache) for p in plans]
         for key, jobs in running.items():
             out[key] = jobs[0].result()
             for job in jobs[1:]:
@@ -167,10 +153,10 @@ def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: boo
     first: list[bytes] | None = None
     places = range(0, tokens, TOKENS)
     ids = np.random.default_rng(6).integers(0, GRAPH_SHAPES[model].vocab_size, tokens)  # equal ones would have equal values
-    for way in PROMPT_WAYS:
+    for chunk in CHUNKS:
         try:
-            vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk)
-            steps, ms = TOKENS // way.chunk, []
+            vm = timed_vm(model, CONTEXT, device, cache, {}, shared=shared, chunk=chunk)
+            steps, ms = TOKENS // chunk, []
             for place in places:
                 vm.memory.write("prompt", np.resize(ids[place : place + TOKENS], vm.buffer("prompt").shape))
                 ms.append(float(np.median(vm.time_launches(steps, [place, TOKENS], 4, refresh=False)[1:])) * 1e3)
@@ -178,17 +164,16 @@ def prompts(model: str, tokens: int, device: Any, cache: Path | None, trace: boo
             first = first or got
             failed += got != first
             totals = [sum(ms[: n // TOKENS]) for n in (128, 512, 1024) if n <= tokens]
-            rows.append((way.name, totals))
+            rows.append((prompt_name(chunk), totals))
             verdict = "same keys and values" if got == first else "OTHER keys or values"
-            print(
-                f"prompt {way.name:34s} {' '.join(f'{t:.2f}' for t in ms)} ms a launch; {said[way.name, 0]}; {verdict}", flush=True
-            )
+            each, kernel = " ".join(f"{t:.2f}" for t in ms), said[prompt_name(chunk), 0]
+            print(f"prompt {prompt_name(chunk):34s} {each} ms a launch; {kernel}; {verdict}", flush=True)
             vm.close()
             if trace:
-                vm = timed_vm(model, CONTEXT, device, cache, way.config, shared=shared, chunk=way.chunk, trace=True)
+                vm = timed_vm(model, CONTEXT, device, cache, {}, shared=shared, chunk=chunk, trace=True)
                 show_trace(vm, places[-1], steps, TOKENS)
         except Exception as e:
-            print(f"FAIL prompt {way.name} {type(e).__name__}: {e}", flush=True)
+            print(f"FAIL prompt {prompt_name(chunk)} {type(e).__name__}: {e}", flush=True)
             failed += 1
     print("| ms a prompt | " + " | ".join(f"{n} ids" for n in (128, 512, 1024) if n <= tokens) + " |")
     for name, totals in rows:

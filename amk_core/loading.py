@@ -16,7 +16,7 @@ from amk_core.schedule.lower import Mode
 from amk_core.schedule.lower_ranks import BY_DEFAULT, Ranks
 from amk_core.targets import Target
 
-DEFAULT_CONTEXT = 2048
+DEFAULT_CONTEXT, DEFAULT_CHUNK = 2048, 16
 
 
 def _open(
@@ -48,7 +48,7 @@ def load(
     queues: int | None = None,
     batch: int = 1,
     context: int | None = None,
-    chunk: int = 16,
+    chunk: int | None = None,
     config: ScheduleConfig | None = None,
     backend: Backend = "cpu",
     weights: str | QuantConfig | QuantWeights | None = None,
@@ -62,7 +62,8 @@ def load(
         queues: CPU threads, by default the cores this process may use; SMs of the card, by default all of them.
         batch: sequences decoded side by side, 1 to 16.
         context: positions a sequence may have (sizes the KV cache); by default 2048 or what the model was trained for.
-        chunk: prompt tokens a step, 1 to 32; with ranks a step takes one.
+        chunk: prompt tokens a step, 1 to 32, by default 16, or 32 where a card keeps so many rows beside its weights; with ranks a
+            step takes one.
         config: scheduling choices; they never change a bit of the result.
         backend: ``cpu``, or ``cuda``: one cooperative launch on the first NVIDIA card.
         weights: how weights are stored. None: as the mode stores them. ``int8``, ``int4-g64`` and so on, with ``,head=...``:
@@ -93,6 +94,8 @@ def load(
     imported, quantised = _open(model, weights)
     if card is not None:
         chunk = card.chunk(mode, batch, chunk, imported.graph, None if quantised is None else quantised.config)
+    elif chunk is None:
+        chunk = DEFAULT_CHUNK
     if context is None:
         context = min(DEFAULT_CONTEXT, imported.graph.context)
     chosen = ranks == "auto" and backend == "cuda" and mode == "fast" and batch == 1 and quantised is None

@@ -23,7 +23,8 @@ class ScheduleConfig:
             and lets the next phase start where the last one stopped, so that left-over tiles do not always meet the same queue.
         fuse_qkv: cut the query, key and value rows as one matrix; otherwise each is spread over all queues.
         fuse_combine: every output-projection tile merges the attention partials itself (5 hops a layer), where they fit its shared
-            memory; otherwise separate tasks do it once (6 hops).
+            memory and, in ``fast`` on a card, a step has fewer than 16 tokens of a sequence; otherwise separate tasks do it once
+            (6 hops).
         fuse_argmax: LM-head tiles leave their maximum for the sampler; otherwise the sampler scans all logits.
         attn_splits: tasks an attention head group is split into along the context; 0: as many as fill the queues.
         dependencies: ``phase``: attention waits for all of QKV; ``head``: each head group starts as soon as its own rows are

@@ -37,7 +37,8 @@ Purpose = Literal["decode", "prefill", "logits"]
 Mode = Literal["exact", "fast"]
 
 KV_PAD_ROWS = 128  # rows behind the context: a launch may start at the last position and still stays inside its buffer
-BESIDE_MERGED = 40 << 10  # bytes of shared memory for everything else, where merged attention lies there
+MERGED_APART_FROM = 16  # tokens of a sequence in a step, from which a card's attention is merged once instead of by every queue
+BESIDE_MERGED = 52 << 10  # bytes of shared memory for everything else, where merged attention lies there
 MAX_STOP_IDS = 16
 MAX_ROWS = 256  # rows of one step, batch * chunk
 MAX_BATCH, MAX_CHUNK = 16, 32
@@ -126,7 +127,8 @@ class Lowering:
         # merged attention of all rows lies in shared memory, beside a ring of weights and the buffers of a product
         merged = 2 * self.m * graph.n_heads * graph.head_dim
         room = not target.smem_bytes or mode == "exact" or merged <= target.smem_bytes - BESIDE_MERGED
-        self.fuse_combine = config.fuse_combine and room
+        apart = mode == "fast" and target.arch != "cpu" and geometry.chunk >= MERGED_APART_FROM
+        self.fuse_combine = config.fuse_combine and room and not apart
 
     # -- buffers
     def act(self, name: str, shape: tuple[int, ...], dtype: str = "f32") -> int:

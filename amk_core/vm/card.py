@@ -18,7 +18,7 @@ from amk_core.vm import nvrtc
 from amk_core.vm.cuda import CudaVM
 from amk_core.vm.device_tape import DeviceTapeLayout
 from amk_core.vm.driver import Device, Memory, call, pointers
-from amk_core.vm.plan import MAX_FAST_ROWS, MAX_QUANT_ROWS, Dims, ProgramError, plan_build
+from amk_core.vm.plan import MAX_FAST_ROWS, MAX_QUANT_ROWS, PIECE_UNITS, UNIT_K, WIDE_BUDGET, Dims, ProgramError, plan_build
 from amk_core.vm.rank_program import is_ranked
 from amk_core.vm.rank_vm import RankVM
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from amk_core.graph import ModelGraph
     from amk_core.programs import Programs
     from amk_core.quant.config import QuantConfig
+
+CHUNK, WIDE_CHUNK = 16, 32  # prompt tokens of a step; the wider one where rows of activations are staged whole beside the ring
 
 
 class Card:
@@ -48,8 +50,13 @@ class Card:
         whole = Target(f.name, f.arch, f.sms, f.smem_bytes, like.dram_gb_s if like else 0, like.clusters if like else ())
         return replace(whole, queues=queues) if queues else whole
 
-    def chunk(self, mode: str, batch: int, chunk: int, g: ModelGraph, quant: QuantConfig | None) -> int:
-        """The prompt tokens of a step that the kernels take, at most ``chunk``."""
+    def chunk(self, mode: str, batch: int, chunk: int | None, g: ModelGraph, quant: QuantConfig | None) -> int:
+        """The prompt tokens of a step that the kernels take, at most ``chunk``; None: as many as are quickest."""
+        if chunk is None:
+            staged = (
+                max(g.hidden_size, g.n_heads * g.head_dim) <= PIECE_UNITS * UNIT_K and self.device.facts.smem_bytes > WIDE_BUDGET
+            )
+            chunk = WIDE_CHUNK if mode == "fast" and batch == 1 and quant is None and staged else CHUNK
         if mode == "exact":
             return chunk
         if quant is None:

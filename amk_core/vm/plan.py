@@ -21,6 +21,7 @@ UNIT_BYTES, UNIT_K = 512, 32
 STATIC_BYTES = 3072  # shared memory the kernel declares itself, rounded up
 MAX_FAST_ROWS, MAX_QUANT_ROWS = 64, 16  # activation rows of a step, with bf16 and with quantised weights
 PIECE_UNITS = 64  # kPieceUnits of vm/ring.cuh
+WIDE_BUDGET = 200_000  # bytes of shared memory that hold activations of many rows beside a ring of weights
 MAX_INTEGER_K = 1 << 17  # products of two signed bytes that 32 bits add up
 SAMPLER_BYTES = 16384
 # How one row of activations meets quantised weights (kernels/quant_pairs.cuh): 0: row group by row group, 1: pairs of row groups as
@@ -252,9 +253,9 @@ def plan_build(
         each = [staged_bytes(warps * warp_units(k, f), f) for f in (formats if k == d.hidden else formats[:1])]
         return d.rows * max(each)
 
-    cap = 72 * 1024 if budget >= 200_000 else 24 * 1024
+    cap = 72 * 1024 if budget >= WIDE_BUDGET else 24 * 1024
     wide = d.chunk > 16 and d.rows <= 32  # two tiles of rows: a short ring is enough where all weights serve twice the rows
-    if (wide or integer) and budget >= 200_000:  # bytes of rows that come piece by piece are fetched twice
+    if (wide or integer) and budget >= WIDE_BUDGET:  # bytes of rows that come piece by piece are fetched twice
         cap = 128 * 1024
 
     def kept(k: int) -> int:  # bytes of the activations that are in shared memory at once; 0: none

@@ -243,7 +243,7 @@ def test_fast_on_the_card(
     variants: list[dict[str, Any]] = [
         {"queues": min(66, sms)}, {"config": ScheduleConfig(fuse_combine=False, fuse_argmax=False, tiles_per_queue=2)},
         {"config": ScheduleConfig(dependencies="head", attn_splits=3, placement="strided")}, {"chunk": 5}, {"batch": 3},
-        {"batch": 16, "chunk": 4},
+        {"batch": 16, "chunk": 4}, {"chunk": 32},
     ]  # fmt: skip
     differing = []
     for settings in amk_progress.over(variants, "equal bits of fast"):

@@ -84,6 +84,21 @@ def test_a_chunk_of_a_prompt_is_what_fits() -> None:
     assert Card().chunk("exact", 1, 16, GRAPH_SHAPES["llama-3.1-8b"], QuantConfig.parse("int8")) == 16
 
 
+def test_a_prompt_takes_32_rows_where_whole_rows_lie_beside_the_ring(card: FakeCard) -> None:
+    small, big = GRAPH_SHAPES["llama-3.2-1b"], GRAPH_SHAPES["llama-3.1-8b"]
+    assert Card().chunk("fast", 1, None, small, None) == 32
+    assert Card().chunk("fast", 1, 5, small, None) == 5
+    others = [
+        ("fast", 2, small, None),
+        ("exact", 1, small, None),
+        ("fast", 1, big, None),
+        ("fast", 1, small, QuantConfig.parse("int8")),
+    ]
+    assert [Card().chunk(mode, batch, None, g, quant) for mode, batch, g, quant in others] == [16, 16, 16, 16]
+    card.facts["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"] = 101_376
+    assert Card().chunk("fast", 1, None, small, None) == 16
+
+
 # -- ranks
 WIDE = {"vocab_size": 192, "hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "num_key_value_heads": 2,
         "head_dim": 32}  # fmt: skip

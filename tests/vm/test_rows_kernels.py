@@ -315,7 +315,8 @@ def test_a_chunk_of_32_rows_gives_the_bits_of_chunks_of_16(tmp_path: Path) -> No
     seen = []
     for chunk, steps in ((32, 1), (16, 2)):
         c = Case("chunks", "long", "fast", "logits", chunk=chunk, steps=steps, tokens=(30,), p0=(250,), context=512)
-        s = c.schedule(3, {"fuse_combine": chunk == 16}, "sm_90")
+        s = c.schedule(3, {}, "cpu" if chunk == 16 else "sm_90")  # attention merged by every tile, and once
+        assert Dims.of(s).fused_combine == (chunk == 16)
         seen.append({k: bits(v) for k, v in Kernels(c, s, tmp_path).run().items()})
     assert seen[0] == seen[1]
 
@@ -323,6 +324,6 @@ def test_a_chunk_of_32_rows_gives_the_bits_of_chunks_of_16(tmp_path: Path) -> No
 def test_chunks_of_32_rows_stage_a_row_of_one_piece_and_longer_ones_piece_by_piece() -> None:
     for chunk, stage in ((16, 16 * 2048 * 2), (32, 32 * 2048 * 2)):
         c = Case("chunks", "wide", "fast", "prefill", chunk=chunk, steps=1, tokens=(chunk,))
-        plan = plan_build(Dims.of(c.schedule(3, {"fuse_combine": False}, "sm_90")), "sm_90", SMEM).defines
+        plan = plan_build(Dims.of(c.schedule(3, {}, "sm_90")), "sm_90", SMEM).defines
         assert plan["AMK_STAGE_BYTES"] == stage
         assert plan["AMK_SLOTS"] >= 4
