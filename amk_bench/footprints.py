@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from amk_core.schedule import ops
+from amk_core.schedule import footprint, ops
 from amk_core.schedule.ir import DTYPE_BITS, WRITE, Buffer, Kind, Schedule
 from amk_core.vm import marked
 
@@ -60,7 +60,7 @@ class Contracts:
 
     def __init__(self, s: Schedule) -> None:
         self.s = s
-        self._f = ops.derive(s.columns.task_op, s.columns.par_off, s.columns.par)
+        self._f = footprint.derive(s.columns.task_op, s.columns.par_off, s.columns.par)
 
     def _range(self, affine: Any, variables: Sequence[int], step: int) -> tuple[int, int]:
         add, var, stride, mod, length, length_var, length_stride = (int(x) for x in affine)
@@ -91,7 +91,7 @@ class Contracts:
             touched = np.repeat(grid, size)
             if bench.marked and marked.is_marked(buffer):
                 touched = _of_step_0(buffer, grid, writes=bool(flags & WRITE))
-            for mask in (out.writes, *(() if flags & ops.MAYBE else (out.certain,))) if flags & WRITE else (out.reads,):
+            for mask in (out.writes, *(() if flags & footprint.MAYBE else (out.certain,))) if flags & WRITE else (out.reads,):
                 mask[name][span] |= touched
         return out
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amk_core.programs import Program, Programs, RequestError
+from amk_core.schedule.contracts import CONTROL_WORDS
 from amk_core.schedule.lower import MAX_STOP_IDS
-from amk_core.schedule.ops import CONTROL_WORDS
 from amk_core.vm import LaunchAborted
 
 POLL_S = 0.05  # a streaming launch that finishes no step within this is looked at again

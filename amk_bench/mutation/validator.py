@@ -22,7 +22,7 @@ from amk_bench.mutation.limits import VALIDATOR
 from amk_bench.mutation.native import words
 from amk_bench.mutation.reference import comparable
 from amk_core import _native
-from amk_core.schedule import check_certificate, ops, oracle, reference, validate
+from amk_core.schedule import check_certificate, footprint, oracle, reference, validate
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.tables import MAGIC, TableError, pack, read_sections, unpack
 
@@ -80,7 +80,7 @@ def truth(s: Schedule, tables: bytes) -> Truth | None:
     """
     if s.defects or any(b.pool not in {p.id for p in s.pools} for b in s.buffers) or any((p.bytes or 0) < 0 for p in s.pools):
         return None
-    if (s.columns.task_op != 0).any() and ops.problems(s):
+    if (s.columns.task_op != 0).any() and footprint.problems(s):
         return None
     native = validate(s, witness=False)
     if "FIT" in native.rules:

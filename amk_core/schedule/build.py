@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from amk_core.schedule import ops
+from amk_core.schedule import footprint, ops
 from amk_core.schedule.ir import (
     COLUMN_DTYPES,
     Buffer,
@@ -114,7 +114,7 @@ class Builder:
         p["sig_off"], p["sig_counter"], p["sig_amount"] = offsets(self._signals), sig, np.ones(len(sig), np.int64)
         p["queue_off"], p["queue_task"] = offsets(self.queues), flat(self.queues)
 
-        f = ops.derive(p["task_op"], p["par_off"], np.array(p["par"], np.int64))
+        f = footprint.derive(p["task_op"], p["par_off"], np.array(p["par"], np.int64))
         for name, column in f.plain.items():
             p[f"acc_{name}"] = column
         p["acc_off"] = np.concatenate([[0], np.cumsum(np.bincount(f.task, minlength=n))])

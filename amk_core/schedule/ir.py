@@ -155,7 +155,7 @@ class Columns:
     """The integer columns.  CSR offsets have one entry more than there are rows.
 
     Access columns: ``acc_r0/r1/c0/c1`` are the half-open plain ranges; where ``acc_raff``/``acc_caff`` is not -1 it is a row
-    of ``affine`` that replaces them.  ``acc_label`` is the value identity that rule FLOW compares (see ops.py); -1 for opaque.
+    of ``affine`` that replaces them.  ``acc_label`` is the value identity that rule FLOW compares (contracts.py); -1 for opaque.
     """
 
     task_op: I32

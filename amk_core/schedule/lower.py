@@ -29,8 +29,8 @@ from amk_core.graph import ModelGraph
 from amk_core.quant.config import QuantConfig
 from amk_core.schedule.build import Builder, Wait
 from amk_core.schedule.config import ScheduleConfig
+from amk_core.schedule.contracts import CODES, CONTROL_WORDS
 from amk_core.schedule.ir import Kind, Lifetime, Schedule, Variable
-from amk_core.schedule.ops import CODES, CONTROL_WORDS
 from amk_core.targets import Target
 
 Purpose = Literal["decode", "prefill", "logits"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amk_core import _native
-from amk_core.schedule import ops
+from amk_core.schedule import footprint
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.quant_rules import quant_problems
 from amk_core.schedule.tables import pack
@@ -71,7 +71,7 @@ def label(schedule: Schedule, tables: bytes | None = None, *, max_states: int = 
     if problems:
         rules.add("REF")
         notes = [*notes, problems[0][1]]
-    problems = ops.problems(schedule) if (schedule.columns.task_op != 0).any() else []
+    problems = footprint.problems(schedule) if (schedule.columns.task_op != 0).any() else []
     if problems:
         rules.add("REF")
         notes = [*notes, problems[0][1]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from amk_core.schedule import ops
+from amk_core.schedule import footprint, ops
 from amk_core.schedule.ir import (
     AFFINE_FIELDS,
     ASYNC,
@@ -348,7 +348,7 @@ class _Reader:
             columns=columns_from(p), target=self.target(), stop=self.stop(), meta=self.meta(),
             defects=tuple(self.defects),
         )  # fmt: skip
-        ops.label(s)
+        footprint.label(s)
         return s
 
     def ranges(self, p: dict[str, Any], prefix: str, a: dict[str, Any], what: str) -> None:

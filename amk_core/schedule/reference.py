@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from amk_core.schedule import ops
+from amk_core.schedule import footprint
 from amk_core.schedule.ir import ASYNC, DTYPE_BITS, FENCES, MAYBE, PREV_EPOCH, WRITE, Kind, Lifetime, Schedule
 from amk_core.schedule.quant_rules import quant_problems
 
@@ -56,7 +56,7 @@ def _structure(s: Schedule) -> set[str]:
     tasks, buffers, counters = range(s.n_tasks), range(len(s.buffers)), range(len(s.counters))
     pools = {p.id: p for p in s.pools}
     variables = [v for v in s.variables for _ in range(v.count)]
-    ref = bool(s.defects) or bool(ops.problems(s)) or bool(quant_problems(s)) or s.steps < 1
+    ref = bool(s.defects) or bool(footprint.problems(s)) or bool(quant_problems(s)) or s.steps < 1
     ref |= sorted(c.queue_task.tolist()) != list(tasks)
     ref |= any(v.min > v.max for v in variables)
     ref |= any(p.bytes is not None and p.bytes < 0 for p in s.pools)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from amk_core.schedule import ops
+from amk_core.schedule import footprint
 from amk_core.schedule.certificate import Certificate
 from amk_core.schedule.ir import Schedule, ScheduleFormatError
 from amk_core.schedule.messages import Wording
@@ -170,7 +170,7 @@ def _references(s: Schedule) -> list[Finding]:
         out.append(Finding("REF", f"REF buffer {i} {s.buffers[i].name}: {text}", buffer=i))
     if out:
         return out
-    for task, text in ops.problems(s):
+    for task, text in footprint.problems(s):
         out.append(Finding("REF", f"REF T{task}: {text}", (task,)))
     return out
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from amk_core.quant import QuantFormat
 from amk_core.quant.format import BY_NAME
-from amk_core.schedule import ops, pack
+from amk_core.schedule import contracts, ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Schedule
 from amk_core.schedule.lower import attn_block
 from amk_core.vm import quant_tape
@@ -226,7 +226,7 @@ def check_tasks(s: Schedule, d: Dims) -> None:
             need(ids, d.chunk != 1, "the sampler takes one token a sequence")
             buf("logits", 32, d.rows, d.vocab)
             buf("amax", 32, d.rows, 2 * p["tiles"], optional=True)
-            buf("control", 32, d.rows, ops.CONTROL_WORDS)
+            buf("control", 32, d.rows, contracts.CONTROL_WORDS)
             b = p["stop_ids"]
             need(ids, (p["n_stop_ids"] > 0) & ((b < 0) | (b >= n_buf)), "buffer parameter stop_ids does not exist")
             need(

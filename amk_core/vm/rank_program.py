@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from amk_core.schedule import ops, pack
+from amk_core.schedule import contracts, ops, pack
 from amk_core.schedule.ir import DTYPE_BITS, Kind, Pool, Schedule
 from amk_core.schedule.ops import MAX_PARTS
 from amk_core.vm.plan import (
@@ -187,7 +187,7 @@ def check_rank_tasks(s: Schedule, d: Dims, pool: Pool) -> None:
         elif name == "sample":
             buf("logits", d.vocab, 1)
             need((p["amax"] >= n_buf) | ((p["amax"] >= 0) & (cols[p["amax"]] < 2 * p["tiles"])), "amax is too small")
-            buf("control", ops.CONTROL_WORDS, 1)
+            buf("control", contracts.CONTROL_WORDS, 1)
             b = p["stop_ids"]
             need((p["n_stop_ids"] > 0) & ((b < 0) | (cols[b] < p["n_stop_ids"]) | (bits[b] != 32)), "stop_ids is too small")
             for t in ("token", "done"):

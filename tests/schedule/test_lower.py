@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from amk_core.graph import GRAPH_SHAPES, ModelGraph
-from amk_core.schedule import ops, tables
+from amk_core.schedule import footprint, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, Mode, hops, lower, split_rows
@@ -81,9 +81,9 @@ def test_json_and_tables_round_trip(geometry: Geometry, config: ScheduleConfig, 
 
 def test_declared_footprints_are_the_contracts(tiny: Graphs) -> None:
     s = lower(tiny(), ScheduleConfig(), Target.cpu(2))
-    assert ops.problems(s) == []
+    assert footprint.problems(s) == []
     s.columns.acc_c1[0] += 1
-    assert [t for t, _ in ops.problems(s)] == [0]
+    assert [t for t, _ in footprint.problems(s)] == [0]
 
 
 def test_a_launch_from_the_last_position_stays_inside_the_cache() -> None:

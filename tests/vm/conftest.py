@@ -13,7 +13,7 @@ import pytest
 
 from amk_core.quant import QuantMatrix
 from amk_core.quant import layout as quant_layout
-from amk_core.schedule import ops, tables
+from amk_core.schedule import footprint, ops, tables
 from amk_core.schedule.build import Builder
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import DTYPE_BITS, WRITE, Kind, Lifetime, Schedule, Variable
@@ -141,7 +141,7 @@ class Lab:
     def mask(self, write: bool, maybe: bool = True) -> np.ndarray[Any, Any]:
         """Bytes of the pool that the contract lets the task read or write in this step; weights are left out."""
         s, c = self.schedule, self.schedule.columns
-        f = ops.derive(c.task_op, c.par_off, c.par)
+        f = footprint.derive(c.task_op, c.par_off, c.par)
         out = np.zeros(len(self.vm.pool("main")), bool)
         for i in range(len(f.task)):
             buffer = s.buffers[int(f.plain["buffer"][i])]

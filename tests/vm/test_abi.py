@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from amk_core.schedule import ops
+from amk_core.schedule import contracts, ops
 
 ABI = (Path(__file__).parents[2] / "vm" / "abi.h").read_text()
 
@@ -25,4 +25,4 @@ def test_control_words_fit_their_row() -> None:
     words = re.search(r"namespace control \{ enum \{ (.*?), count = (\d+) \}", ABI)
     assert words is not None
     assert words[1].split(", ") == ["temperature", "top_k", "top_p", "seed_lo", "seed_hi"]
-    assert int(words[2]) == ops.CONTROL_WORDS
+    assert int(words[2]) == contracts.CONTROL_WORDS
