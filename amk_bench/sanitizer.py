@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def judge(tool: str, log: str, rc: int) -> Verdict:
     return Verdict(tool, bool(re.match(r"0 (errors|hazards)", told)), told)
 
 
-def run_tool(tool: str, out: Path, mode: str) -> Verdict:
+def run_tool(tool: str, out: Path, mode: str, weights: str = "") -> Verdict:
     """One tool over the target."""
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -63,8 +63,10 @@ def run_tool(tool: str, out: Path, mode: str) -> Verdict:
     if tool == "racecheck":
         command += ["--racecheck-report", "analysis", "--num-cuda-barriers", str(BARRIERS)]
     command += [sys.executable, "-m", "amk_bench.sanitizer", "target", "--mode", mode]
+    command += ["--weights", weights] if weights else []
     command += ["--checked"] if tool in CHECKED_BUILD else []
-    start, path = time.time(), out / f"{tool}-{mode}.txt"
+    kind = f"{mode}-{weights.partition(',')[0]}" if weights else mode
+    start, path = time.time(), out / f"{tool}-{kind}.txt"
     with path.open("w", encoding="utf-8") as f:  # what there is when the time is over is there to be read
         try:
             rc = subprocess.run(command, stdout=f, stderr=subprocess.STDOUT, timeout=LIMIT_S).returncode
@@ -73,11 +75,11 @@ def run_tool(tool: str, out: Path, mode: str) -> Verdict:
             rc = 124
     log = path.read_text(encoding="utf-8", errors="replace")
     v = judge(tool, log, rc)
-    return Verdict(f"{tool} ({mode}, {time.time() - start:.0f} s)", v.clean, v.words)
+    return Verdict(f"{tool} ({kind}, {time.time() - start:.0f} s)", v.clean, v.words)
 
 
 # -- what the tools run
-def target(mode: str, checked: bool) -> None:
+def target(mode: str, checked: bool, weights: str = "") -> None:
     """Decode, prompt and logits of a two-layer SmolLM2, a few steps each, on memory that nobody has filled beforehand."""
     import numpy as np
 
@@ -92,7 +94,7 @@ def target(mode: str, checked: bool) -> None:
         Case("prefill", "smol-two", mode, "prefill", chunk=16, p0=(120,), tokens=(20,), steps=2, context=256),  # type: ignore[arg-type]
         Case("logits", "smol-two", mode, "logits", chunk=5, p0=(3,), tokens=(9,), steps=2, context=256),  # type: ignore[arg-type]
     )
-    for case in cases:
+    for case in (replace(c, weights=weights) for c in cases):
         vm = unfilled(case, device, checked)
         vm.enqueue(case.steps, case.variables, SPIN_S)
         vm._running = True
@@ -146,17 +148,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=("run", "target"), default="run")
     parser.add_argument("--mode", choices=("fast", "exact"), default="fast")
     parser.add_argument("--checked", action="store_true", help="the build for race detectors")
+    parser.add_argument(
+        "--weights",
+        default="",
+        metavar="FORMATS",
+        help="quantised weights, as int4-g128,head=int8; default: as the mode stores them",
+    )
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {', '.join(TOOLS)} (default: all)")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="tools that run side by side (default: 1)")
     parser.add_argument("--out", type=Path, default=Path("sanitizer"), help="folder for the logs")
     args = parser.parse_args(argv)
     if args.what == "target":
-        target(args.mode, args.checked)
+        target(args.mode, args.checked, args.weights)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     bad = 0
     with ThreadPoolExecutor(args.at_once) as pool:
-        for v in pool.map(lambda tool: run_tool(tool, args.out, args.mode), args.tools.split(",")):
+        for v in pool.map(lambda tool: run_tool(tool, args.out, args.mode, args.weights), args.tools.split(",")):
             bad += not v.clean
             print(f"{'ok  ' if v.clean else 'FAIL'} {v.tool}: {v.words}", flush=True)
     return min(bad, 100)

@@ -28,7 +28,8 @@ part() {
     shapes) $PYTEST suites/parity/test_random_weights.py --arch="$ARCH" --update-reports ;;
     sanitizer)
       $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 5 &&
-        $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 4 --mode exact --tools memcheck,synccheck,initcheck-raw,racecheck ;;
+        $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 4 --mode exact --tools memcheck,synccheck,initcheck-raw,racecheck &&
+        $PYTHON -m amk_bench.sanitizer --out "$OUT/sanitizer" --at-once 3 --weights int4-g128,head=int8-g128 --tools memcheck,initcheck-raw,racecheck ;;
     crowd) $PYTHON -m amk_bench.crowd ;;
     trace) $PYTHON -m amk_core.cli trace smollm2-135m --position 1024 --perfetto "$OUT/trace.json" ;;
     time) $PYTHON -m amk_bench.device_check time --out "$OUT/timing.json" ;;

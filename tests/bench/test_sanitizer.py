@@ -41,3 +41,13 @@ def test_without_the_tool_the_verdict_says_where_it_comes_from(tmp_path: Path) -
     v = run_tool("memcheck", tmp_path, "fast")
     assert not v.clean
     assert "CUDA toolkit" in v.words
+
+
+def test_the_target_runs_with_the_weights_that_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text('#!/bin/sh\necho "$@"\necho target done\necho "ERROR SUMMARY: 0 errors"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for weights, name in (("", "memcheck-fast.txt"), ("int4-g128,head=int8", "memcheck-fast-int4-g128.txt")):
+        assert run_tool("memcheck", tmp_path, "fast", weights).clean
+        assert (f"--weights {weights}" in (tmp_path / name).read_text()) is bool(weights)
