@@ -92,7 +92,7 @@ def weight_bytes(g: ModelGraph, fmt: QuantFormat) -> int:
     return (g.n_layers * layer + g.vocab_size * g.hidden_size) * fmt.bits // 8
 
 
-def listing_of(model: str, weights: str, pairs: int, program: str, batch: int = 1) -> str:
+def listing_of(model: str, weights: str, pairs: bool, program: str, batch: int = 1) -> str:
     card, quant = Target.named("h200"), QuantConfig.parse(f"{weights},head={weights}")
     s = lower(GRAPH_SHAPES[model], None, card, Geometry(batch=batch, context=CONTEXT), "fast", quant)
     cubin = nvrtc.build(plan_build(Dims.of(s), card.arch, card.smem_bytes, pairs=pairs).defines, card.arch)
@@ -107,7 +107,7 @@ def several(models: Sequence[str], program: str) -> None:
         for weights in ACTIVATIONS:
             fmt = QuantFormat.parse(weights)
             for batch in BATCHES[1:]:
-                turns = loops(listing_of(model, weights, 0, program, batch))
+                turns = loops(listing_of(model, weights, False, program, batch))
                 said = ", ".join(f"{x.instructions} / {x.products} / {codes_of(fmt, x.products, False, batch)}" for x in turns)
                 print(f"{model} {weights}, {batch} sequences: {said}", flush=True)
 
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for weights in FORMATS:
             fmt = QuantFormat.parse(weights)
             for pairs, name in LOOPS.items():
-                turns = [(x, codes_of(fmt, x.products, pairs == 2)) for x in loops(listing_of(model, weights, pairs, program))]
+                turns = [(x, codes_of(fmt, x.products, pairs)) for x in loops(listing_of(model, weights, pairs, program))]
                 said = ", ".join(f"{x.instructions} / {x.products} / {codes}" for x, codes in turns)
                 per_second = SCHEDULERS * HERTZ / weight_bytes(GRAPH_SHAPES[model], fmt)
                 issue, products = (

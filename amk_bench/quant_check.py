@@ -2,9 +2,9 @@
 
     python -m amk_bench.quant_check [bits] [time] [trace] [tests] [a8]     (default: all but a8)
 
-Four minutes, guessed from the runs of 2026-11-30.  Every loop that AMK_PAIRS chooses takes the same weights, random ones, so
-all have to give equal bits.  a8: integers of 8 bits on both sides, times beside activations of 21 bits by the number of sequences,
-and the tests that concern them; three minutes, a guess.  A short table comes last.
+Three minutes, guessed from the runs of 2026-11-30.  Both loops, row group by row group and in pairs, take the same weights, random
+ones, so they have to give equal bits.  a8: integers of 8 bits on both sides, times beside activations of 21 bits by the number of
+sequences, and the tests that concern them; three minutes, a guess.  A short table comes last.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from amk_bench.device_cases import QUANT_CASES, bits, run_cuda
 from amk_bench.device_timing import timed_vm, trace
 from amk_core.vm import tracing
 
-LOOPS = {0: "one by one", 1: "pairs, columns", 2: "pairs, rows"}  # AMK_PAIRS
+LOOPS = {False: "one by one", True: "pairs"}  # AMK_PAIRS
 MODELS, FORMATS = ("llama-3.2-1b", "llama-3.1-8b"), ("int8-g128", "int4-g128")
-FLIGHTS = ((2, 1, 1),)  # besides the plan's, of the last loop
 POSITION, STEPS, CONTEXT = 128, 32, 2176
 SMALL = ("fast-small-int8-g32", "fast-small-int4-g32-min", "fast-smol-int", "fast-wide")  # of one sequence
 PARTS, MORE_PARTS = ("bits", "time", "trace", "tests"), ("a8",)  # by default; when named
@@ -34,7 +33,7 @@ TESTS = ("tests/vm/test_cuda_quant.py", "tests/vm/test_cuda_device.py")
 
 
 @contextmanager
-def chosen(loop: int) -> Iterator[None]:
+def chosen(loop: bool) -> Iterator[None]:
     """Programs that are made inside have this loop, whatever the plan prefers."""
     from amk_core.vm.cuda import CudaVM
 
@@ -42,10 +41,10 @@ def chosen(loop: int) -> Iterator[None]:
     try:
         yield
     finally:
-        CudaVM.pairs = None
+        CudaVM.pairs = True
 
 
-def made(model: str, fmt: str, device: Any, loop: int, **more: Any) -> Any:
+def made(model: str, fmt: str, device: Any, loop: bool, **more: Any) -> Any:
     """A decode program of a public shape whose layers and head have this format, with this loop."""
     with chosen(loop):
         vm = timed_vm(model, CONTEXT, device, None, {}, weights=f"{fmt},head={fmt}", **more)
@@ -85,12 +84,11 @@ def times(device: Any) -> tuple[list[str], list[str]]:
         for fmt in FORMATS:
             keep: dict[str, Any] = {}
             cells, first = [], b""
-            for loop, flight in [*((x, None) for x in LOOPS), *((max(LOOPS), f) for f in FLIGHTS)]:
-                vm = made(model, fmt, device, loop, shared=keep, flight=flight)
+            for loop, name in LOOPS.items():
+                vm = made(model, fmt, device, loop, shared=keep)
                 got = result(vm)
                 first = first or got
                 us = np.array(vm.time_launches(STEPS, vm.variables(POSITION, STEPS), 9)[2:]) / STEPS * 1e6
-                name = LOOPS[loop] + (f" {flight}" if flight else "")
                 same = "" if got == first else " OTHER BITS"
                 cells.append(f"{name} {np.median(us):.0f}{same}")
                 wrong += [f"{model} {fmt} {name}: other bits"] if same else []

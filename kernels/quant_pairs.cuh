@@ -2,8 +2,8 @@
 //
 // A slot of the ring holds pairs of row groups whole, or a piece of each of a pair side by side, so that there is one wait and one
 // release a slot, and every load of a step is issued at once, without branches: of a row group that is not there another one's bytes
-// are read, and its sum is not taken.  AMK_PAIRS: 1 takes weights as the columns of integer products, as products of several rows do; 2 as
-// their rows, both row groups in one product.  The sums are the same, bit for bit.
+// are read, and its sum is not taken.  Weights are the rows of integer products, both row groups in one product; in products of several
+// rows they are the columns.  The sums are the same, bit for bit.
 #pragma once
 #include "activations.cuh"
 #include "ring.cuh"
@@ -19,7 +19,6 @@ __device__ __noinline__ void await_slot(int slot, uint32_t parity) { barrier_wai
 template <int K, class W>
 struct PairStream {
   using S = Slices<K, W>;
-  static constexpr bool kAsRows = W::kAsRows;
   static constexpr bool kLong = S::kRecords > W::kPiece;  // pieces of a pair, a slot each
   static constexpr int kPieces = (S::kRecords + W::kPiece - 1) / W::kPiece;
   static constexpr int kLoads = kLong ? W::kPiece / kWarps : S::kPerWarp;  // of a warp's records of a row group in a step
@@ -32,7 +31,7 @@ struct PairStream {
 
   struct Activations {
     uint4 x[2];
-    float2 factor;  // of limbs 2t and 2t + 1, or of the lane's limb
+    float2 factor;  // of limbs 2t and 2t + 1
   };
   typename W::Record w[kAhead][2][kLoads];
   Activations held[kHeld ? kLoads : 1];
@@ -71,8 +70,7 @@ struct PairStream {
     const uint8_t* record = staged + (exists ? j : 0) * W::kStageBytes;
     const uint8_t* from = Limbs::of(record, c.lane);
     const float down = exists ? *reinterpret_cast<const float*>(record + Limbs::kScaleAt) : 0.0f;
-    const float2 weight = kAsRows ? make_float2(Limbs::weight_of(c.lane % 2 * 2, W::kCodeScale), Limbs::weight_of(c.lane % 2 * 2 + 1, W::kCodeScale))
-                                  : make_float2(Limbs::weight(c.lane, W::kCodeScale), 0.0f);
+    const float2 weight = make_float2(Limbs::weight_of(c.lane % 2 * 2, W::kCodeScale), Limbs::weight_of(c.lane % 2 * 2 + 1, W::kCodeScale));
     return Activations{{*reinterpret_cast<const uint4*>(from), *reinterpret_cast<const uint4*>(from + Limbs::kHalfBytes)},
                        make_float2(down * weight.x, down * weight.y)};
   }
@@ -96,19 +94,7 @@ struct PairStream {
         for (int i = 0; i < kLoads; ++i) {
           const Activations a = kHeld ? held[kHeld ? i : 0] : fetch(c, staged, there(c, piece, i), piece * kLoads + i);
 #pragma unroll
-          for (int m = 0; m < kAhead; ++m) {
-            if constexpr (kAsRows) {
-              W::add_rows(total[m], w[m][0][i], w[m][1][i], a.x, a.factor);
-            } else {
-#pragma unroll
-              for (int r = 0; r < 2; ++r) {
-                uint32_t b[4][2];
-#pragma unroll
-                for (int u = 0; u < 4; ++u) W::decode(w[m][r][i], u, b[u][0], b[u][1]);
-                W::add(total[m][r], w[m][r][i], b, a.x, a.factor.x);
-              }
-            }
-          }
+          for (int m = 0; m < kAhead; ++m) W::add_rows(total[m], w[m][0][i], w[m][1][i], a.x, a.factor);
         }
         const bool last = piece + 1 == kPieces;
         if (!last || group + kGroups < groups) load(c, last ? group + kGroups : group, last ? 0 : piece + 1, groups);
@@ -118,19 +104,9 @@ struct PairStream {
       for (int a = 0; a < kGroups; ++a) {
         const float* y = total[a / 2][a % 2];
         float* to = red + (group - g0 + a) * 8;
-        if constexpr (kAsRows) {  // lane (g, t) has limbs 2t and 2t + 1 of row g: (high + middle) + (low + nothing)
-          float sum = y[0] + y[1];
-          sum = sum + __shfl_xor_sync(~0u, sum, 1);
-          if (t == 0 && group + a < g1) to[g] = sum;
-        } else {  // lane (limb, t) has rows 2t and 2t + 1
-          float2 sum = make_float2(y[0], y[1]);
-#pragma unroll
-          for (int off = 4; off < 16; off <<= 1) {
-            sum.x = sum.x + __shfl_xor_sync(~0u, sum.x, off);
-            sum.y = sum.y + __shfl_xor_sync(~0u, sum.y, off);
-          }
-          if (g == 0 && group + a < g1) *reinterpret_cast<float2*>(to + 2 * t) = sum;
-        }
+        float sum = y[0] + y[1];  // lane (g, t) has limbs 2t and 2t + 1 of row g: (high + middle) + (low + nothing)
+        sum = sum + __shfl_xor_sync(~0u, sum, 1);
+        if (t == 0 && group + a < g1) to[g] = sum;
       }
     }
   }

@@ -75,7 +75,7 @@ struct QuantWeights {
   static constexpr int kBytes = kCodeBytes + kGroups * 16 * (kOffsets ? 2 : 1);
   static constexpr int kSlot = kSlotUnits / kLoads, kPiece = kQuantPiece / kLoads, kWords = 4 * kLoads + kGroups * (kOffsets ? 2 : 1);
   static constexpr int kStageBytes = kInteger ? 256 : 400;  // activations of a row that meet one record: IntegerRows, or Limbs
-  static constexpr bool kAsRows = AMK_PAIRS == 2;  // weights are the rows of products, not the columns
+  static constexpr bool kAsRows = AMK_PAIRS;  // weights are the rows of products, not the columns
 
   // What a lane holds of a record: codes of row g; scales, and minima, of rows 2t and 2t + 1, where weights are the rows of a product
   // of row g; the zero points of row g in all bytes.

@@ -132,7 +132,7 @@ class CudaVM:
         if self._out is not None:
             self.memory.mirror(self._out, fresh=False)  # poll() fills it, whenever it is asked for first
 
-    pairs: int | None = None  # how one row meets quantised weights, if not as the plan has it: for measurements
+    pairs = True  # one row meets quantised weights in pairs, where the plan finds room; off for measurements
 
     # -- what programs for ranks do otherwise
     _entry = nvrtc.ENTRY  # the source that is compiled

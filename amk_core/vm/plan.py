@@ -24,10 +24,8 @@ PIECE_UNITS = 64  # kPieceUnits of vm/ring.cuh
 WIDE_BUDGET = 200_000  # bytes of shared memory that hold activations of many rows beside a ring of weights
 MAX_INTEGER_K = 1 << 17  # products of two signed bytes that 32 bits add up
 SAMPLER_BYTES = 16384
-# How one row of activations meets quantised weights (kernels/quant_pairs.cuh): 0: row group by row group, 1: pairs of row groups as
-# the columns of integer products, 2: as their rows.
-PAIRS = 2
 PAIR_SLOT_UNITS, PAIR_SLOTS = 64, 4  # a slot holds a piece of both row groups; fewer slots hide too little
+PAIR_FLIGHT = (2, 1, 1)  # slots under way on a card with bulk copies
 MARKED_FROM_ROWS = 2  # rows of a step from which builds hand marked values on by default, where that can be; 0: none does
 
 
@@ -187,7 +185,7 @@ def markable(d: Dims) -> bool:
 
 def plan_build(
     dims: Dims, arch: str, smem_bytes: int, *, trace: bool = False, flight: tuple[int, int, int] | None = None,
-    pairs: int | None = None, pair_slots: int = PAIR_SLOTS, marked: bool | None = None,
+    pairs: bool = True, pair_slots: int = PAIR_SLOTS, marked: bool | None = None,
 ) -> Build:  # fmt: skip
     """Choose what shared memory is used for.
 
@@ -196,8 +194,8 @@ def plan_build(
         smem_bytes: shared memory a block may opt in to.
         flight: slots of weights under way while the ring is empty, while something waits in it, and while that is so and the task
             warps wait for activations; default by architecture.
-        pairs: how one row of activations meets quantised weights, where shared memory holds ``pair_slots`` slots of pairs;
-            default: PAIRS.
+        pairs: one row of activations meets quantised weights two row groups at a time (kernels/quant_pairs.cuh), where shared
+            memory holds ``pair_slots`` slots of them; else row group by row group, as several rows do.
         marked: values of several rows carry no tags; default: from MARKED_FROM_ROWS on, where that can be.
 
     Raises:
@@ -287,8 +285,8 @@ def plan_build(
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
     )
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
-    in_pairs = (PAIRS if pairs is None else pairs) if any(formats) and d.rows == 1 and not integer else 0
-    for units in (PAIR_SLOT_UNITS,) * bool(in_pairs) + (32, 16) if any(formats) else (64, 32, 16):
+    in_pairs = pairs and any(formats) and d.rows == 1 and not integer
+    for units in (PAIR_SLOT_UNITS,) * in_pairs + (32, 16) if any(formats) else (64, 32, 16):
         slot_bytes = max(slot_records(units, f) * unit_bytes(f) for f in formats)
         slots = min((budget - work) // slot_bytes, 8 * 64 // units)
         if slots >= (pair_slots if in_pairs and units == PAIR_SLOT_UNITS else 4) or (units == 16 and slots >= 2):
@@ -298,18 +296,21 @@ def plan_build(
             f"{arch} has {smem_bytes} bytes of shared memory a block; the fast path needs {work + 2 * slot_bytes}, of which "
             f"{d.rows} rows a step take {stage}; take fewer (batch x chunk)"
         )
+    in_pairs = in_pairs and units == PAIR_SLOT_UNITS
     per = max(1, 64 // units)  # slots that make 32 KiB
     if flight is None:
         bulk = arch in ("sm_90", "sm_90a")  # its memory latency grows with what is under way
         few = d.tagged and not (marked and d.rows > 2)  # what is polled for many rows shares L2 with the stream
         flight = ((3 * per, 2 * per, 2 * per) if few else (2 * per, per, per)) if bulk else (slots, slots, slots)
+        if bulk and in_pairs:
+            flight = PAIR_FLIGHT
     high, mid, low = (min(f, slots) for f in flight)
     defines |= {
         "AMK_SLOTS": slots, "AMK_SLOT_UNITS": units, "AMK_FLIGHT_HIGH": high, "AMK_FLIGHT_MID": mid, "AMK_FLIGHT_LOW": low,
         "AMK_WORK_BYTES": work, "AMK_STAGE_BYTES": stage,
     }  # fmt: skip
     if any(formats):
-        defines |= {"AMK_SLOT_BYTES": slot_bytes, "AMK_PAIRS": in_pairs if units == PAIR_SLOT_UNITS else 0}
+        defines |= {"AMK_SLOT_BYTES": slot_bytes, "AMK_PAIRS": int(in_pairs)}
     if marked:
         defines |= {"AMK_MARKED": 1}
     return Build(defines, work + slots * slot_bytes, (warps + 1) * 32)

@@ -15,7 +15,7 @@ from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import Geometry, Mode, Purpose, lower
 from amk_core.targets import Target
 from amk_core.vm import nvrtc
-from amk_core.vm.plan import Dims, ProgramError, plan_build
+from amk_core.vm.plan import PAIR_FLIGHT, Dims, ProgramError, plan_build
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
 
@@ -131,12 +131,11 @@ def test_quantised_weights_compile_for_every_architecture_without_spills(arch: s
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
 
 
-@pytest.mark.parametrize("pairs", [1, 2], ids=["columns", "rows"])
 @pytest.mark.parametrize("arch", first("sm_80", "sm_90"))
-def test_pairs_of_row_groups_compile_for_every_architecture_without_spills(arch: str, pairs: int, cache: Path) -> None:
+def test_pairs_of_row_groups_compile_for_every_architecture_without_spills(arch: str, cache: Path) -> None:
     """Small cards get slots of pairs that their plan would not choose."""
-    build = plan_build(Dims.of(schedule(weights="int4-g128,head=int8-g128")), arch, smem(arch), pairs=pairs, pair_slots=2)
-    assert (build.defines["AMK_PAIRS"], build.defines["AMK_SLOT_UNITS"]) == (pairs, 64)
+    build = plan_build(Dims.of(schedule(weights="int4-g128,head=int8-g128")), arch, smem(arch), pair_slots=2)
+    assert (build.defines["AMK_PAIRS"], build.defines["AMK_SLOT_UNITS"]) == (1, 64)
     kernel = nvrtc.build(build.defines, arch, cache).kernel("amk_run")
     assert kernel.spill_store_bytes <= SPILL_LIMIT_BYTES
     assert build.shared_bytes + kernel.shared_bytes <= smem(arch)
@@ -174,7 +173,17 @@ def test_pairs_are_for_one_row_where_they_fit() -> None:
     one, two = (Dims.of(schedule("llama-3.2-1b", batch=n, weights="int4-g128")) for n in (1, 2))
     assert [plan_build(one, arch, smem(arch)).defines["AMK_PAIRS"] > 0 for arch in ("sm_86", "sm_90")] == [False, True]
     assert plan_build(two, "sm_90", smem("sm_90")).defines["AMK_PAIRS"] == 0
-    assert plan_build(one, "sm_90", smem("sm_90"), pairs=0).defines["AMK_SLOT_UNITS"] == 32
+    assert plan_build(one, "sm_90", smem("sm_90"), pairs=False).defines["AMK_SLOT_UNITS"] == 32
+
+
+def test_pairs_have_a_flight_of_their_own() -> None:
+    one = Dims.of(schedule("llama-3.2-1b", weights="int4-g128"))
+
+    def flight(**chosen: bool) -> list[int]:
+        defines = plan_build(one, "sm_90", smem("sm_90"), **chosen).defines
+        return [defines[f"AMK_FLIGHT_{x}"] for x in ("HIGH", "MID", "LOW")]
+
+    assert flight() == list(PAIR_FLIGHT) != flight(pairs=False)
 
 
 OTHER_FORMATS: tuple[dict[str, Any], ...] = (

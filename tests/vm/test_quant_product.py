@@ -26,7 +26,7 @@ CASES = (
     ("int4-g32-min", 5632), ("int8-g128", 576), ("int8-g128", 2048), ("int8", 4096), ("int8-g32", 2816),
 )  # fmt: skip
 ROWS = (8, 27, 144)  # one row group; an odd number of them, the last one short; two reductions
-LOOPS = {"one by one": (0, 32), "columns": (1, 64), "rows": (2, 64)}  # AMK_PAIRS, units of a slot
+LOOPS = {"one by one": (0, 32), "pairs": (1, 64)}  # AMK_PAIRS, units of a slot
 
 
 def product_library(
