@@ -4,6 +4,7 @@
 // turns on the tape, so that a piece of the activations is fetched once for both.
 #pragma once
 #include "gemv_fast.cuh"
+#include "rows_finish.cuh"
 
 #if AMK_ROWS > 1
 namespace amk {
@@ -247,6 +248,9 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
   }
 
   int parity = 0, staged_piece = 0;
+#if AMK_MARKED
+  float factor = 1.0f;  // of the norm, of the row whose outputs the thread finishes
+#endif
 #pragma unroll 1
   for (int g0 = 0; g0 < groups; g0 += S::kFlush) {
     const int g1 = g0 + S::kFlush < groups ? g0 + S::kFlush : groups;
@@ -339,8 +343,11 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         }
       }
       sync_tasks();
-      // kParts lanes an output; a whole warp stays together for the shuffles.
       const int items = (g1 - g0) * kItemRows;
+#if AMK_MARKED
+      finish_outputs<K>(c, source, finish, FastWork::red(parity), g0, items, factor, pre);
+#else
+      // kParts lanes an output; a whole warp stays together for the shuffles.
 #pragma unroll 1
       for (int q = item0; q < up(items, 32 / kParts); q += kItems) {
         const int part = c.thread % kParts, local = (g0 + q / kItemRows) * 8 + (q & 7), r = m * 16 + q / 8 % kTileRows;
@@ -359,6 +366,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
           finish.apply(c, local, r, sum, other, here ? now : finish.prefetch(c, local, r));
         }
       }
+#endif
       parity ^= 1;
     }
   }

@@ -41,6 +41,7 @@ KERNELS: dict[str, str] = {
     "combine.cuh": "",
     "gemv_exact.cuh": "",
     "gemv_fast.cuh": "",
+    "rows_finish.cuh": "",
     "gemv_rows.cuh": "",
     "integer_rows.cuh": "",
     "gemv_quant.cuh": "",
