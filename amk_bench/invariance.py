@@ -1,8 +1,8 @@
 """What bits that depend on neither batch, neighbours nor chunks cost on a card, beside kernels that choose their order by size.
 
 ``python -m amk_bench.invariance --model llama-3.2-1b --out FILE`` (random weights of a public shape, bf16): a step of several
-sequences against the fused PyTorch step in a CUDA graph, and a prompt, which goes through in chunks of 16 or 32 rows, against the same
-prompt in one pass of cuBLAS.  Both have orders of summation that change with the number of rows; ours has one.
+sequences against the fused PyTorch step in a CUDA graph, and a prompt, which goes through in chunks of 16 or 32 rows, against the
+same prompt in one pass of cuBLAS.  Both have orders of summation that change with the number of rows; ours has one.
 """
 
 from __future__ import annotations
