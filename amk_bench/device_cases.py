@@ -43,6 +43,7 @@ GRAPHS: Mapping[str, ModelGraph] = {
     for g in (
         graph("odd", 515, 96, 168, 2, 6, 3, 16),
         graph("small", 515, 192, 320, 2, 6, 2, 32),
+        graph("long-heads", 515, 256, 320, 2, 4, 2, 128),
         graph("smol", 4096, 576, 1536, 3, 9, 3, 64),
         graph("smol-two", 49_152, 576, 1536, 2, 9, 3, 64),  # SmolLM2-135M with two of its layers
         graph("wide", 3000, 2048, 5632, 1, 32, 4, 64),
@@ -210,6 +211,8 @@ CASES: tuple[Case, ...] = (
     Case("exact-smol", "smol", "exact", steps=6, tokens=(6,), p0=(250,), context=512),
     Case("fast-small", "small", "fast", steps=20, tokens=(20,), variants=MANY),
     Case("fast-small-long", "small", "fast", steps=4, tokens=(4,), p0=(700,), context=1024, variants=MANY),
+    Case("fast-heads-near", "long-heads", "fast", steps=16, tokens=(16,), p0=(120,), context=512, variants=(*MANY[:2], MANY[5])),
+    Case("fast-heads-far", "long-heads", "fast", steps=12, tokens=(12,), p0=(250,), context=512, variants=(*MANY[:2], MANY[5])),
     Case("fast-small-batch", "small", "fast", batch=3, p0=(0, 5, 130), tokens=(9, 3, 9), steps=9, sampled=True,
          variants=(*MANY[:3], MANY[5])),
     Case("fast-small-logits", "small", "fast", "logits", batch=2, chunk=5, p0=(0, 120), tokens=(13, 15), steps=3,

@@ -8,7 +8,7 @@
 //
 // Tagged: queries, the newest key and the newest value are polled, all other keys and values are on their way before: those of the
 // first block ahead of the queries, those of a later one as soon as its predecessor's have been used.  The task of split 0 merges the
-// blocks of all splits.
+// blocks of all splits; of long heads (near_blocks of numerics.h) it does the first two by itself, without partials.
 #pragma once
 #include "common.cuh"
 #include "combine.cuh"
@@ -16,7 +16,11 @@
 #include "marked.cuh"
 #include "tagged.cuh"
 
+#define AMK_NEAR (AMK_TAGGED && AMK_HEAD_DIM > 64)  // several blocks are near; in builds of short heads none of it is there
+
 namespace amk {
+
+static_assert(!kTagged || (near_blocks(kHeadDim) == 2) == bool(AMK_NEAR), "near_blocks of numerics.h");
 
 struct AttentionWork {
   static constexpr int kRowsOf = kChunk * kGroup, kQueryRows = kRowsOf > 8 ? 16 : 8;  // rows of a tile
@@ -31,8 +35,11 @@ struct AttentionWork {
     newest = query[1] + kQueryRows * kQueryStride;
     stats = reinterpret_cast<float2*>(newest + 2 * kHeadDim), out = reinterpret_cast<float*>(stats + kQueryRows * kWarps);
   }
+  // [kGroup][kHeadDim / 2], near: two values of the first block, its maximum and sum.
+  __device__ __forceinline__ float4* first() const { return reinterpret_cast<float4*>(out + kWarps * kOutRows * kOutStride); }
   __host__ __device__ static constexpr int bytes() {
-    return (2 * kQueryRows * kQueryStride + 2 * kHeadDim) * 2 + kQueryRows * kWarps * 8 + kWarps * kOutRows * kOutStride * 4;
+    return (2 * kQueryRows * kQueryStride + 2 * kHeadDim) * 2 + kQueryRows * kWarps * 8 + kWarps * kOutRows * kOutStride * 4 +
+           (AMK_NEAR ? kGroup * kHeadDim * 8 : 0);
   }
 };
 static_assert(kExact || AttentionWork::bytes() <= kWorkBytes, "the work area is too small for attention");
@@ -227,7 +234,14 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   }
   const int position = c.first(pos, seq), last = position / kBlock, splits = c.p(attn::splits), warp = c.warp, g = c.lane >> 2, t = c.lane & 3;
   int b = c.p(attn::split);
+#if AMK_NEAR
+  const bool near = last < near_blocks(kHeadDim);
+  const int stride_blocks = near ? 1 : splits;
+  if (b > (near ? 0 : last)) return;
+#else
+  const int stride_blocks = splits;
   if (b > last) return;
+#endif
 
   // Positions of block b that lie in the cache; the newest one of the last block comes with the queries.
   auto stored = [&](int b) { return b == last ? position - b * kBlock : kBlock; };
@@ -260,19 +274,36 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
   const float scale = c.real(attn::scale);
 #pragma unroll 1
   for (;;) {
-    const int there = b == last ? position + 1 - b * kBlock : kBlock, next = b + splits;
+    const int there = b == last ? position + 1 - b * kBlock : kBlock, next = b + stride_blocks;
     const bool more = next <= last;
     if (H::start(warp) < there) {
       if (b == last) held.put(H::start(warp), there - 1, work.newest, g, t);
       attend(work, held, warp, there, there, kGroup, scale, g, t, [&] { if (more) load_keys(next); }, [&] { if (more) load_values(next); });
     }
     sync_tasks();
+#if AMK_NEAR
+    const bool alone = near;
+#else
     const bool alone = last == 0;
+#endif
     const int64_t stride = int64_t(splits) * c.p(attn::blocks) * (D + kPartHead);
     uint2* const part = c.at<uint2>(attn::part) + (seq * kHeads + head * kGroup) * stride +
                         (c.p(attn::split) * c.p(attn::blocks) + b / splits) * (D + kPartHead);
     merge_warps(c, work, there, 0, kGroup, [&](int r, int e, float2 x, float top, float total) {
-      if (alone) {  // what merging one block gives
+#if AMK_NEAR
+      float4* const first = work.first() + (r * D + e) / 2;  // of this thread alone, in both blocks
+      if (near && more) {
+        *first = make_float4(x.x, x.y, top, total);
+        return;
+      }
+      if (near && b > 0) {
+        const float4 y = *first;
+        const float most = fmaxf(y.z, top), keep = exp_fast(y.z - most), take = exp_fast(top - most);
+        total = keep * y.w + take * total;
+        x.x = fma_f32(take, x.x, keep * y.x), x.y = fma_f32(take, x.y, keep * y.y);
+      }
+#endif
+      if (alone) {  // what merging these blocks gives
         const float inverse = reciprocal_fast(total);
 #if AMK_MARKED
         put_pair<kQSize>(c, c.at<void>(attn::out), seq, (head * kGroup + r) * D + e, pack_bf16(x.x * inverse, x.y * inverse));
@@ -288,6 +319,9 @@ __device__ __forceinline__ void run_attn_fast(const Context c) {
     sync_tasks();  // the next block's results go where these are
     b = next;
   }
+#if AMK_NEAR
+  if (near) return;
+#endif
   if (merges && last > 0) merge_group(c, Partials{c.at<const float>(attn::part), splits, c.p(attn::blocks)}, seq, head, last + 1, c.at<uint2>(attn::out));
 }
 #else

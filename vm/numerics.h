@@ -13,6 +13,11 @@
 
 namespace amk {
 
+// Blocks of positions that the task of split 0 does alone where values are tagged (packed), and no partials are handed on: two of the
+// short blocks of long heads take less time one after the other than the hand-off.  Not part of the numeric plan: bits are the same.
+AMK_HD constexpr int near_blocks(int head_dim) { return head_dim > 64 ? 2 : 1; }
+constexpr int kMostNearBlocks = 2;
+
 AMK_HD float fma_f32(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);

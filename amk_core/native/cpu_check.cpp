@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu_ops.hpp"
+#include "numerics.h"
 
 namespace amk {
 namespace {
@@ -185,6 +186,8 @@ struct Check {
       range("split", p(a::split), 0, 0);
       activation(a::out, kWrites, m, p(a::n_heads) * d, p(a::packed));
       if (!p(a::packed) && p(a::splits) > 1) fail("a task that merges the partials of others needs them tagged");
+    } else if (p(a::packed) && p(a::split) == 0) {
+      fail("where values are tagged the task of split 0 merges the partials: its out is missing");
     }
     packing(p(a::packed), p(a::chunk));
   }
@@ -387,7 +390,8 @@ int64_t scratch_floats(const Task& t) {
       return part(p(qkv::m) * up(p(qkv::hidden), kLanes)) + tile(qkv::m, qkv::row0, qkv::row1, 1);
     case kAttn: {
       const int64_t rows = p(attn::chunk) * p(attn::group), d = p(attn::head_dim), dp = up(d, kLanes), block = p(attn::block);
-      return part(rows * dp) + part(block * dp) + part(rows * up(block, kLanes)) + part(rows * d) + part(2 * p(attn::splits) * p(attn::blocks));
+      return part(rows * dp) + part(block * dp) + part(rows * up(block, kLanes)) + part(rows * d) + part(2 * p(attn::splits) * p(attn::blocks)) +
+             part(kMostNearBlocks * p(attn::group) * (d + 2));
     }
     case kAttnCombine: return part(2 * p(attn_combine::splits) * p(attn_combine::blocks));
     case kOProj:

@@ -237,9 +237,13 @@ struct Body {
     for (int64_t r = 0; r < n_rows; ++r)
       k.prepare(at(attn::q) + (seq * chunk + r / group) * cols(attn::q) + (kv_head * group + r % group) * d, d, dp, mc.fast,
                 q + r * dp);
-    const int64_t last = first + tokens - 1;
+    const int64_t last = first + tokens - 1, n_blocks = last / block + 1;
+    const bool near = p(attn::packed) && n_blocks <= near_blocks(int(d));  // split 0 does them all, and no partials are handed on
+    if (near && split > 0) return true;
+    float* local = take(kMostNearBlocks * group * (d + 2));
+    auto partial = [&](int64_t r, int64_t b) { return near ? local + (r * kMostNearBlocks + b) * (d + 2) : part + r * part_cols + slot(b, splits, blocks, d); };
     auto fresh = [&](int64_t b) { return int64_t(p(attn::packed) && b == last / block); };  // rows of the block that come with q
-    for (int64_t b = split; b * block <= last; b += splits) {
+    for (int64_t b = split; b * block <= last; b += near ? 1 : splits) {
       const int64_t start = b * block, n = std::min(block, last + 1 - start);
       const int64_t from = std::max<int64_t>(0, (start - first)) * group;  // rows before it end before this block
       const int64_t column = slot(b, splits, blocks, d);
@@ -249,7 +253,7 @@ struct Body {
       for (int64_t r = from; r < n_rows; ++r) {
         const int64_t seen = std::min(n, first + r / group + 1 - start);  // keys at or before the row's position
         k.scores(q + r * dp, keys, stride, seen, dp, real(t.p[attn::scale]), s + r * bp);
-        k.softmax_block(s + r * bp, seen, part + r * part_cols + column);
+        k.softmax_block(s + r * bp, seen, partial(r, b));
       }
       const float* values = block_rows(attn::v, seq * ctx + start, n - fresh(b), kv_head * d, d, d, space, &stride);
       if (fresh(b)) newest(seq, p(attn::n_heads) + p(attn::n_kv) + kv_head, d, d, space + (n - 1) * d);
@@ -262,14 +266,20 @@ struct Body {
       }
       const int64_t part_row = (seq * p(attn::n_kv) + kv_head) * chunk * group;
       for (int64_t r = from; r < n_rows; ++r) {
-        std::copy(o + r * d, o + (r + 1) * d, part + r * part_cols + column + 2);
-        if (port) port->publish(attn::part, part_row + r, column, column + d + 2);
+        std::copy(o + r * d, o + (r + 1) * d, partial(r, b) + 2);
+        if (port && !near) port->publish(attn::part, part_row + r, column, column + d + 2);
       }
     }
     if (p(attn::out) < 0) return true;
+    if (near) {
+      const int64_t where[kMostNearBlocks] = {0, d + 2};
+      float* out = at(attn::out) + seq * cols(attn::out) + kv_head * group * d;
+      for (int64_t r = 0; r < n_rows; ++r) k.combine(partial(r, 0), where, n_blocks, d, out + r * d);
+      return true;
+    }
     // the task of split 0 merges the blocks of all splits
-    const int64_t n = last / block + 1, part_row = (seq * p(attn::n_kv) + kv_head) * chunk * group;
-    for (int64_t b = 0; port && b < n; ++b)
+    const int64_t part_row = (seq * p(attn::n_kv) + kv_head) * chunk * group;
+    for (int64_t b = 0; port && b < n_blocks; ++b)
       for (int64_t r = 0; b % splits != split && r < n_rows; ++r) {
         const int64_t column = slot(b, splits, blocks, d);
         if (!port->fetch(attn::part, part_row + r, column, column + d + 2)) return false;

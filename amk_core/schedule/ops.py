@@ -105,6 +105,11 @@ BY_NAME: Mapping[str, OpSpec] = {s.name: s for s in SPECS}
 BY_CODE: Mapping[int, OpSpec] = {s.code: s for s in SPECS}
 
 
+def near_blocks(head_dim: int) -> int:
+    """Blocks of positions that split 0 of a tagged program attends to alone, as near_blocks of vm/numerics.h."""
+    return 2 if head_dim > 64 else 1
+
+
 def params_of(
     task_op: npt.NDArray[Any], par_off: npt.NDArray[Any], par: npt.NDArray[Any], spec: OpSpec
 ) -> tuple[Ints, dict[str, Ints]]:

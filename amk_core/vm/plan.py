@@ -283,7 +283,8 @@ def plan_build(
     rows = 16 if wanted > 8 else 8  # query rows of a tile
     attention = (
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
-    )
+        + (d.heads // d.kv_heads * d.head_dim * 8 if d.tagged and ops.near_blocks(d.head_dim) > 1 else 0)
+    )  # fmt: skip
     work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
     in_pairs = pairs and any(formats) and d.rows == 1 and not integer
     for units in (PAIR_SLOT_UNITS,) * in_pairs + (32, 16) if any(formats) else (64, 32, 16):

@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from amk_core.schedule.ops import near_blocks
+
 F64 = npt.NDArray[np.float64]
 Buffers = MutableSequence[npt.NDArray[Any]]  # by buffer id, [rows, cols]; weights unpadded; written in place
 
@@ -115,12 +117,18 @@ class Step:
         e = np.exp(s - s.max())
         return float(s.max()), float(e.sum()), e @ values
 
+    def near(self, pos: int) -> bool:
+        """Whether split 0 attends to all positions alone, without partials."""
+        return bool(self.p["packed"]) and pos // self.p["block"] < near_blocks(self.p["head_dim"])
+
     def attn(self) -> None:
         p, d, seq = self.p, self.p["head_dim"], self.p["seq"]
         for c in range(p["chunk"]):
             if not self.active(seq, c):
                 continue
             pos = self.position(seq, c)
+            if self.near(pos):
+                continue
             for b in range(p["split"], pos // p["block"] + 1, p["splits"]):
                 where = np.arange(b * p["block"], min((b + 1) * p["block"], pos + 1))
                 at = slot(b, p["splits"], p["blocks"]) * (d + 2)
@@ -137,6 +145,11 @@ class Step:
         out = np.zeros((p["chunk"], p["group"] * d))
         for c in range(p["chunk"]):
             if not self.active(seq, c):
+                continue
+            if "packed" in p and self.near(self.position(seq, c)):
+                for j in range(p["group"]):
+                    _, total, o = self.attention(seq, c, kv_head * p["group"] + j, np.arange(self.position(seq, c) + 1))
+                    out[c, j * d : (j + 1) * d] = o / total
                 continue
             for j in range(p["group"]):
                 row = self.x("part")[((seq * p["n_kv"] + kv_head) * p["chunk"] + c) * p["group"] + j].reshape(-1, d + 2)

@@ -68,6 +68,7 @@ def graph(hidden: int, head_dim: int, context: int = 160, ffn: int = 1100) -> Mo
 ODD = graph(72, 12)
 ODD_FAST_CARD = graph(104, 32)  # the tensor-core path takes heads of multiples of 32
 LONG = graph(104, 32, 640)  # three blocks of attention
+LONG_HEADS = graph(104, 128, 640)  # two short blocks are done by one task alone
 WHOLE = graph(96, 32, 640, 1120)  # whole units of 32 values: several rows are marked on a card
 
 
@@ -176,6 +177,17 @@ def test_tagged_ops(variables: list[int], amk_record: Recorder) -> None:
 @pytest.mark.parametrize("variables", TAGGED)
 def test_tagged_ops_on_the_card(variables: list[int], where: str, amk_record: Recorder) -> None:
     compare(OnCard, where, LONG, "fast", Geometry("decode", len(variables) // 2, 1, 640, 2), variables, amk_record, tagged=True)
+
+
+@pytest.mark.parametrize("position", [100, 130, 255, 300])
+def test_tagged_ops_of_long_heads(position: int, amk_record: Recorder) -> None:
+    compare(OnCpu, "cpu", LONG_HEADS, "fast", Geometry("decode", 1, 1, 640, 2), [position, 2], amk_record, tagged=True)
+
+
+@pytest.mark.amk_gpu("P0: tagged ops of the card against float64")
+@pytest.mark.parametrize("position", [100, 130, 255, 300])
+def test_tagged_ops_of_long_heads_on_the_card(position: int, where: str, amk_record: Recorder) -> None:
+    compare(OnCard, where, LONG_HEADS, "fast", Geometry("decode", 1, 1, 640, 2), [position, 2], amk_record, tagged=True)
 
 
 @pytest.mark.amk_gpu("P0: marked ops of the card against float64")

@@ -37,7 +37,7 @@ def case(name: str) -> Case:
     return next(c for c in CASES if c.name == name)
 
 
-@pytest.mark.parametrize("name", ["fast-small", "fast-small-long", "fast-small-batch"])
+@pytest.mark.parametrize("name", ["fast-small", "fast-small-long", "fast-small-batch", "fast-heads-near", "fast-heads-far"])
 def test_tagged_and_counted_schedules_give_the_same_bits(name: str) -> None:
     want = run_cpu(case(name), 2, {"handoff": "counter"})
     for queues, config in CONFIGS:
