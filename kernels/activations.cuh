@@ -75,13 +75,15 @@ __device__ __forceinline__ float4 load_table4(const float* row, int k) {  // rea
 }
 __device__ __forceinline__ float4 times(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
 
+// Pairs of quantised row groups have the norm weights in registers: shared memory is the ring's.
+enum : bool { kNormShared = !AMK_PAIRS || !LayerWeights::kQuantised || !HeadWeights::kQuantised };
 // What a task of the Hidden matrices reads from tables goes to shared memory before its waits, since tables never change: the
 // norm weights, each warp its own units, and the angles of the first pairs that a thread will finish.
 struct Prologue {
   using Head = Slices<kHidden, HeadWeights>;
   static constexpr int kLoads = Slices<kHidden>::kLoads > Head::kLoads ? Slices<kHidden>::kLoads : Head::kLoads, kAngles = 64;
   static_assert(kExact || kItems == 2 * kAngles, "one pair of angles for every pair of outputs of the first round");
-  static constexpr int kNormBytes = kLoads * kThreads * 16, kBytes = kNormBytes + kAngles * 8;
+  static constexpr int kNormBytes = kNormShared ? kLoads * kThreads * 16 : 0, kBytes = kNormBytes + kAngles * 8;
   static __device__ __forceinline__ float4* norm(const Context c, int i);  // of this lane, for its i-th load
   static __device__ __forceinline__ float2* angle(int item);
 
@@ -89,7 +91,7 @@ struct Prologue {
     const int op = c.op();
     if (op != kQkv && op != kGateUp && op != kLmHead) return;
     static_assert(int(qkv::norm_w) == int(gate_up::norm_w) && int(qkv::norm_w) == int(lm_head::norm_w), "one place for all");
-    if constexpr (kHidden % 4 == 0) {
+    if constexpr (kNormShared && kHidden % 4 == 0) {
       const float* weight = c.at<const float>(qkv::norm_w);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
@@ -163,7 +165,7 @@ struct NormSource {
   float eps;
   __device__ __forceinline__ float4 load(const Context, int r, int k) const { return load_row4<kHidden>(h + int64_t(r) * kHidden, k); }
   __device__ __forceinline__ float4 weight(const Context c, int i, int k) const {
-    if (kHidden % 4 == 0 && i >= 0)  // what lies beyond K was not fetched: 0 * garbage may be NaN
+    if (kNormShared && kHidden % 4 == 0 && i >= 0)  // what lies beyond K was not fetched: 0 * garbage may be NaN
       return kHidden % (AMK_QUANT ? 128 : 32) == 0 || k < kHidden ? *Prologue::norm(c, i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     return load_table4<kHidden>(table, k);
   }
@@ -177,7 +179,10 @@ struct TaggedNormSource {
   const float* table;
   float eps;
   __device__ __forceinline__ const uint2* address(int r, int k, int part) const { return h + r * kHidden + k + 2 * part; }
-  __device__ __forceinline__ float4 weight(const Context c, int i, int) const { return *Prologue::norm(c, i); }
+  __device__ __forceinline__ float4 weight(const Context c, int i, int k) const {
+    if (i < 0) return load_table4<kHidden>(table, k);
+    return *Prologue::norm(c, i);
+  }
 };
 template <int K>
 struct TaggedPairSource {

@@ -11,6 +11,7 @@
 #include "gemv_fast.cuh"
 #include "integer_rows.cuh"
 #include "quant_pairs.cuh"
+#include "quant_row.cuh"
 
 #if AMK_QUANT
 namespace amk {
@@ -18,10 +19,15 @@ namespace amk {
 template <int K, class W, class Source>
 __device__ __forceinline__ void gemv_quant(const Context c, const Source& source, const Finish& finish) {
   using S = Slices<K, W>;
+#if AMK_PAIRS
+  constexpr bool kByPiece = S::kTurns && !Source::kNormed && !Source::kHalves;
+  static_assert(kByPiece ? S::kPieceBytes <= AMK_STAGE_BYTES : S::kStaged, "the host leaves room for the activations");
+#else
   constexpr bool kByPiece = !S::kStaged;
+  static_assert(S::kStaged || (S::kByPiece && !Source::kNormed), "activations of quantised weights are staged; the host leaves room");
+#endif
   static_assert(kRowTiles == 1, "quantised weights take at most 16 rows a step");
   static_assert(!AMK_PAIRS || !W::kInteger, "pairs of row groups meet activations of 21 bits");
-  static_assert(S::kStaged || (S::kByPiece && !Source::kNormed), "activations of quantised weights are staged; the host leaves room");
   constexpr int kStageRecords = kByPiece ? W::kPiece / kWarps : S::kPerWarp;
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
   uint8_t* staged = FastWork::staged() + warp * (kStageRecords * kRows * W::kStageBytes);
@@ -40,7 +46,8 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
   for (int i = 0; i < kPre; ++i) pre[i] = make_float2(1.0f, 0.0f);
 
 #if AMK_PAIRS
-  PairStream<K, W> stream;
+  PairStream<K, W, kByPiece> stream;
+  PairRow<K, W, Source, kByPiece> row(c, source, staged);
   auto first_weights = [&] { stream.load(c, 0, 0, groups); };
 #else
   WeightStream<K, W> stream(groups);
@@ -72,6 +79,19 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       if (Source::kNormed) Prologue::wait();
     }
   };
+#if AMK_PAIRS
+  row.ask(c, source, 0);
+  open();
+  row.arrive(c, source, 0, true);
+  if constexpr (!kByPiece) {
+    row.stage(c, source, 0, -1);
+    stream.hold(c, staged);
+  }
+  auto piece_of = [&](int piece, int next, bool first) {
+    if (!first) row.arrive(c, source, piece, false);
+    row.stage(c, source, piece, next);
+  };
+#else
   // Stages the activations of all rows from the warp's record `record0` on, several rows under way at a time.
   auto stage = [&](int record0, bool first) {
     constexpr int kLoads = kStageRecords;
@@ -178,6 +198,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
   } else {
     stage(0, true);
   }
+#endif
   if (finish.kind == Finish::kRotate && finisher) {
     if (Source::kNormed) pre[0] = *Prologue::angle(item0);
 #pragma unroll
@@ -185,9 +206,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
       if (pair_exists(i)) pre[i] = finish.prefetch(c, local_of(i), row_of(i));
   }
 
-#if AMK_PAIRS
-  stream.hold(c, staged);
-#else
+#if !AMK_PAIRS
   // A lane's bytes of a pair of rows that meet a record, and what its products are multiplied by.
   struct Activations {
     uint4 x[2];
@@ -227,7 +246,7 @@ __device__ __forceinline__ void gemv_quant(const Context c, const Source& source
         if (finisher && g0 * 8 + local_of(i) < finish.n && row_of(i) < kRows) pre[i] = finish.prefetch(c, g0 * 8 + local_of(i), row_of(i));
     }
 #if AMK_PAIRS
-    stream.multiply(c, staged, g0, g1, groups, FastWork::red(parity) + warp * kRedPlane);
+    stream.multiply(c, staged, g0, g1, groups, FastWork::red(parity) + warp * kRedPlane, piece_of);
 #else
 #pragma unroll 1
     for (int group = g0; group < g1; group += S::kTogether) {

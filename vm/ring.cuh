@@ -98,6 +98,19 @@ __device__ __forceinline__ bool barrier_try(uint64_t* b, uint32_t parity) {
 #endif
 }
 
+#if AMK_PAIRS
+// The same by an address of shared memory.
+__device__ __forceinline__ bool barrier_try_at(uint32_t b, uint32_t parity) {
+  uint32_t ok;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(ok) : "r"(b), "r"(parity) : "memory");
+#else
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(ok) : "r"(b), "r"(parity) : "memory");
+#endif
+  return ok != 0;
+}
+#endif
+
 // The patient half of a bounded wait.  False when the bound ran out: the caller goes on with whatever is there, and the launch,
 // marked broken, ends at the next task boundary.
 __device__ __noinline__ bool barrier_wait_long(uint64_t* b, uint32_t parity) {
@@ -168,6 +181,7 @@ __device__ __forceinline__ void copy_slot(int slot, const uint8_t* from, uint32_
 #if AMK_QUANT
 constexpr int kQuantPiece = 32;  // of 512 bytes of codes; a longer row group is cut into such pieces
 static_assert(!AMK_PAIRS || kSlotUnits == 2 * kQuantPiece, "a slot holds a piece of each row group of a pair");
+constexpr int kTurnPairs = 2;  // pairs of row groups longer than a slot that take turns
 struct TileUnits {
   uint32_t bytes, slot, piece;
   bool pairs;
@@ -188,30 +202,54 @@ struct TileUnits {
 #endif
 
 // The units of a tile in the order of the tape, as runs that no slot reaches over: blocks one by one; blocks longer than a piece
-// piece by piece, two in turns.  `unit.pairs`: a block longer than a slot is a pair of row groups, whose pieces are one run.
+// piece by piece, two in turns.
 struct TileRuns {
   TileUnits unit;
   uint32_t left, block, done, size, run;  // units left of the tile, of a block, of it behind the run; of the piece, left of the run
   bool paired, again;                     // two blocks take turns; the second one's run of this piece is still to come
+#if AMK_PAIRS
+  bool pairs;                // blocks are pairs of row groups longer than a slot: kTurnPairs of them in turns, a piece of a pair a run
+  uint32_t at, first, pair;  // units from the tile's start to the run, to the first pair of this turn, to the pair of the run
+  uint32_t units;            // of the tile
+#endif
 
   __device__ __forceinline__ TileRuns(const TileRef& tile) : unit(tile.offset), left(tile.units), block(tile.block), done(0) {
 #if AMK_PAIRS
-    if (unit.pairs && block <= unit.slot) unit.piece = unit.slot;
-    if (unit.pairs && block > unit.slot) block /= 2;
+    pairs = unit.pairs && block > unit.slot;
+    at = first = pair = 0, units = tile.units;
+    if (unit.pairs && !pairs) unit.piece = unit.slot;
 #endif
     piece();
   }
   __device__ __forceinline__ void piece() {
+#if AMK_PAIRS
+    if (pairs) {
+      const uint32_t groups = pair + block <= units ? 2 : 1, row = block / 2;  // of the pair; of each of them `done` units came before
+      size = row - done < unit.piece ? row - done : unit.piece;
+      at = pair + done * groups, run = size * groups;
+      return;
+    }
+#endif
     if (done == 0) paired = block > unit.piece && left > block;
     size = block - done < unit.piece ? block - done : unit.piece;
     size = size < left ? size : left;
     run = size, again = paired;
-#if AMK_PAIRS
-    if (unit.pairs && paired) run = 2 * size, again = false;
-#endif
   }
   __device__ __forceinline__ void take(uint32_t units) {
     left -= units, run -= units;
+#if AMK_PAIRS
+    at += units;
+    if (pairs && run == 0) {
+      pair += block;
+      if (pair >= this->units || pair >= first + kTurnPairs * block) {  // the turn is over: the next piece, or the next turn
+        done += size;
+        if (done >= block / 2) done = 0, first += kTurnPairs * block;
+        pair = first;
+      }
+      piece();
+    }
+    if (pairs) return;
+#endif
     if (run > 0) return;
     if (again) {
       run = size, again = false;
@@ -252,10 +290,16 @@ __device__ __forceinline__ void run_loader(const Launch& launch, int lane) {
         }
         leave = __any_sync(~0u, leave);
         if (leave) break;
+#if AMK_PAIRS
+        copy_slot(slot, from + runs.at * runs.unit.bytes, units * runs.unit.bytes, lane);
+#else
         copy_slot(slot, from, units * runs.unit.bytes, lane);
+#endif
         ++issued;
         if (++slot == kSlots) slot = 0, free_parity ^= 1;
+#if !AMK_PAIRS
         from += units * runs.unit.bytes;
+#endif
         runs.take(units);
       }
     }

@@ -269,25 +269,38 @@ def plan_build(
     fixed = 2 * ((32 if d.rows > 8 else 16) * 8 + 4) * warps * 4 + d.rows * warps * 4  # two reduction buffers, sums of squares
     if integer:  # kByteFloats of kernels/activations.cuh
         fixed += (d.rows * warps + -(-d.rows // 4) * 4 + 256) * 4
-    stage = 0 if marked else max(kept(k) for k in (d.hidden, d.q_size, d.inter))  # marked values go past shared memory
-    if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
-        stage = staged(d.q_size)
-        if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:
-            raise ProgramError(
-                f"{d.rows} rows of merged attention do not fit {arch}; lower with fuse_combine=False, or take fewer rows a step"
-            )
-    per_lane = -(-per_warp(d.hidden) // 4)  # 16-byte loads a lane needs for the norm weights
-    tables = per_lane * warps * 32 * 16 + 512  # norm weights and angles, fetched before the waits
-    hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
     wanted = d.chunk * d.heads // d.kv_heads
     rows = 16 if wanted > 8 else 8  # query rows of a tile
     attention = (
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
         + (d.heads // d.kv_heads * d.head_dim * 8 if d.tagged and ops.near_blocks(d.head_dim) > 1 else 0)
     )  # fmt: skip
-    work = -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
+
+    def shared_memory(in_pairs: bool) -> tuple[int, int]:
+        """Bytes of staged activations, and of all that is not the ring."""
+
+        def at_once(k: int) -> int:
+            units = piece_units(d.layers)
+            if in_pairs and d.layers and k != d.hidden and units_of(k) > units:
+                return staged_bytes(units, d.layers)
+            return kept(k)
+
+        stage = 0 if marked else max(at_once(k) for k in (d.hidden, d.q_size, d.inter))  # marked values go past shared memory
+        if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
+            stage = staged(d.q_size)
+            if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:
+                raise ProgramError(
+                    f"{d.rows} rows of merged attention do not fit {arch}; lower with fuse_combine=False, or take fewer rows a step"
+                )
+        per_lane = -(-per_warp(d.hidden) // 4)  # 16-byte loads a lane needs for the norm weights
+        norm = 0 if in_pairs and all(formats) else per_lane * warps * 32 * 16  # pairs have the weights of the norm in registers
+        tables = norm + 512  # and angles, fetched before the waits
+        hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
+        return stage, -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
+
     in_pairs = pairs and any(formats) and d.rows == 1 and not integer
     for units in (PAIR_SLOT_UNITS,) * in_pairs + (32, 16) if any(formats) else (64, 32, 16):
+        stage, work = shared_memory(in_pairs and units == PAIR_SLOT_UNITS)
         slot_bytes = max(slot_records(units, f) * unit_bytes(f) for f in formats)
         slots = min((budget - work) // slot_bytes, 8 * 64 // units)
         if slots >= (pair_slots if in_pairs and units == PAIR_SLOT_UNITS else 4) or (units == 16 and slots >= 2):

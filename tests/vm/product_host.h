@@ -90,8 +90,12 @@ inline void fill_slots(const uint8_t* from, const TileRef& tile) {
     auto* pages = static_cast<uint8_t*>(mmap(nullptr, whole + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (pages == MAP_FAILED || mprotect(pages + whole, kPage, PROT_NONE)) std::abort();
     slots.push_back({pages, pages + whole - bytes, whole + kPage});
+#if AMK_PAIRS
+    std::memcpy(slots.back().data, from + runs.at * runs.unit.bytes, bytes);
+#else
     std::memcpy(slots.back().data, from, bytes);
     from += bytes;
+#endif
     runs.take(units);
   }
 }
@@ -102,6 +106,7 @@ struct Ring {
 static Ring ring;
 inline void poke(volatile uint32_t&, uint32_t) {}
 inline bool barrier_try(uint64_t*, uint32_t) { return true; }
+inline bool barrier_try_at(uint32_t, uint32_t) { return true; }
 inline void barrier_wait(uint64_t*, uint32_t) {}
 struct RingCursor {
   int slot = 0;

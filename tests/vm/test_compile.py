@@ -176,6 +176,14 @@ def test_pairs_are_for_one_row_where_they_fit() -> None:
     assert plan_build(one, "sm_90", smem("sm_90"), pairs=False).defines["AMK_SLOT_UNITS"] == 32
 
 
+def test_long_rows_of_pairs_come_by_piece_and_leave_the_ring_six_slots() -> None:
+    for weights, piece in (("int4-g128", 32), ("int8-g128", 16)):  # records; the 32 of a normalised row are staged whole
+        dims = Dims.of(schedule("llama-3.1-8b", weights=f"{weights},head={weights}"))
+        defines = plan_build(dims, "sm_90", smem("sm_90")).defines
+        assert (defines["AMK_STAGE_BYTES"], defines["AMK_SLOTS"]) == (max(piece, 32) * 400, 6)
+        assert plan_build(dims, "sm_90", smem("sm_90"), pairs=False).defines["AMK_STAGE_BYTES"] == 112 * 400
+
+
 def test_pairs_have_a_flight_of_their_own() -> None:
     one = Dims.of(schedule("llama-3.2-1b", weights="int4-g128"))
 

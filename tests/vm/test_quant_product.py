@@ -34,7 +34,7 @@ def product_library(
 ) -> ctypes.CDLL:
     """The products of these formats and K, whole rows of activations staged if no ``stage`` of so many bytes is asked for."""
     kernels, cases = resources.kernels_dir(), list(cases)
-    for name in ("gemv_quant.cuh", "integer_rows.cuh", "quant_pairs.cuh", "gemv_fast.cuh"):
+    for name in ("gemv_quant.cuh", "integer_rows.cuh", "quant_pairs.cuh", "quant_row.cuh", "gemv_fast.cuh"):
         shutil.copy(kernels / name, folder / name)
     (folder / "weights.cuh").write_text(without_products((kernels / "weights.cuh").read_text()))
     activations = (kernels / "activations.cuh").read_text()
