@@ -43,7 +43,7 @@ def again(vm: Any) -> None:
     STREAM.fill(vm.schedule, vm.buffer)
 
 
-def cases(prefix: str, mode: str) -> list[Case]:
+def cases(prefix: str | tuple[str, ...], mode: str) -> list[Case]:
     """Those of that name with stored weights, and all with quantised ones."""
     return [*(c for c in CASES if c.name.startswith(prefix)), *(c for c in QUANT_CASES if c.mode == mode)]
 
@@ -57,7 +57,7 @@ def test_exact_gives_the_bits_of_the_cpu_vm(case: Case, device: Any) -> None:
         assert {k: bits(v) for k, v in got.items()} == {k: bits(v) for k, v in want.items()}
 
 
-@pytest.mark.parametrize("case", cases("fast-small", "fast"), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", cases(("fast-small", "fast-heads"), "fast"), ids=lambda c: c.name)
 def test_fast_is_as_accurate_as_the_cpu_vm_and_its_bits_do_not_depend_on_the_schedule(case: Case, device: Any) -> None:
     cpu = run_cpu(case)
     results = [run_cuda(case, min(queues, device.facts.sms), config, device) for queues, config in case.variants]
