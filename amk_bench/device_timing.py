@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -222,7 +223,8 @@ def report(
     timings = [{**dataclasses.asdict(t), "median_us": t.us, "weights": "random"} for t in rows]
     read = dataclasses.asdict(bandwidth)
     doc = {"schema": 1, "kind": "timing", "fingerprint": stamp.to_json(), "bandwidth": read, "timings": timings}
-    return {"amk": {**doc, "traces": list(traces)} if traces else doc}
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"created": now, "amk": {**doc, "traces": list(traces)} if traces else doc}
 
 
 def traced(
