@@ -396,3 +396,16 @@ def bits(a: Array) -> bytes:
 def relative(a: Array, ref: Array) -> float:
     x, y = a.astype(np.float64), ref.astype(np.float64)
     return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-30))
+
+
+def distances(case: Case, *runs: Mapping[str, Array]) -> list[float]:
+    """How far the logits of each run are from float64; runs that chose the same tokens share a reference."""
+    kept: dict[bytes, dict[str, Array]] = {}
+
+    def wide(run: Mapping[str, Array]) -> Array:
+        tokens = bits(run["out"]) if "out" in run else b""
+        if tokens not in kept:
+            kept[tokens] = run_reference(case, run)
+        return kept[tokens]["logits"]
+
+    return [relative(run["logits"], wide(run)) for run in runs]

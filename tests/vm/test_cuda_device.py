@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amk_bench.device_cases import CASES, QUANT_CASES, Case, bits, make_cuda, relative, run_cpu, run_cuda, run_reference
+from amk_bench.device_cases import CASES, QUANT_CASES, Case, bits, distances, make_cuda, run_cpu, run_cuda
 from amk_bench.footprints import Contracts, CudaBench, chosen_tasks, violation
 from amk_core.schedule import ops, tables, validate
 from amk_core.schedule.pack import Tape, TapeLayout
@@ -63,8 +63,8 @@ def test_fast_is_as_accurate_as_the_cpu_vm_and_its_bits_do_not_depend_on_the_sch
     results = [run_cuda(case, min(queues, device.facts.sms), config, device) for queues, config in case.variants]
     for other in results[1:]:
         assert {k: bits(v) for k, v in other.items()} == {k: bits(v) for k, v in results[0].items()}
-    limit = 1.5 * relative(cpu["logits"], run_reference(case, cpu)["logits"])
-    assert relative(results[0]["logits"], run_reference(case, results[0])["logits"]) <= limit
+    mine, theirs = distances(case, results[0], cpu)
+    assert mine <= 1.5 * theirs
 
 
 def test_a_tape_packed_on_the_card_has_the_bytes_of_the_host(device: Any, machine: Any) -> None:

@@ -17,7 +17,7 @@ from host_arrays import host_arrays
 from host_compiler import compiled
 from host_text import host_text, part
 
-from amk_bench.device_cases import CASES, GRAPHS, Array, Case, bits, device_tape, graph, relative, run_cpu, run_reference
+from amk_bench.device_cases import CASES, GRAPHS, Array, Case, bits, device_tape, distances, graph, run_cpu
 from amk_bench.footprints import Bytes, Contracts, Masks, chosen_tasks, violation
 from amk_core import resources
 from amk_core.schedule import ops
@@ -207,7 +207,7 @@ def test_marked_values_give_the_bits_of_tagged_ones(c: Case, tmp_path: Path) -> 
         (words == marked_values.UNWRITTEN).all() for words in kernels[1].marked(c.steps).values()
     )  # what the next step writes
     if c.model == "small":
-        mine, theirs = (relative(x["logits"], run_reference(c, x)["logits"]) for x in (marked, run_cpu(c)))
+        mine, theirs = distances(c, marked, run_cpu(c))
         assert 0 < mine <= 1.5 * theirs
 
 
