@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Everything that is checked on a card, one log a part.  From the root of a source tree, in an environment with amk's requirements:
 #   fleet/check_card.sh OUT [PART ...]      parts: native vm robust suites shapes sanitizer crowd trace time price rows ranks quant a8 (default: all, in this order)
-# The model is looked for in the cache ($AMK_HOME).  Ends with one line a part; exit code: parts that failed.
+# The model is looked for in the cache ($AMK_HOME).  One line a part when it ends; exit code: parts that failed.
+# CARDS: cards by number, separated by spaces (default: all that nvidia-smi shows, or those of CUDA_VISIBLE_DEVICES).  Each takes one part after
+# the other, so that nothing runs beside a part on its card.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${1:?"usage: fleet/check_card.sh OUT [PART ...]"}
@@ -17,7 +19,7 @@ PYTEST="$PYTHON -m pytest -p no:cacheprovider -q -rA --tb=short"
 part() {
   case $1 in
     native) make native PY="$PYTHON" ;;
-    vm) $PYTEST tests/vm/test_cuda_device.py ;;
+    vm) $PYTEST tests/vm/test_cuda_{device,load,vm,ranks}.py ;;
     robust) $PYTHON -m amk_bench.device_check robust ;;
     suites)  # ranks in a process of their own: a launch that loses the context would take the cells behind it along
       local rc=0 of
@@ -42,10 +44,28 @@ part() {
   esac
 }
 
-failed=0
-for name in $PARTS; do
-  start=$SECONDS
-  if part "$name" >"$OUT/$name.txt" 2>&1; then verdict=ok; else verdict=FAIL failed=$((failed + 1)); fi
-  printf '%-4s %-10s %4s s  %s\n' "$verdict" "$name" $((SECONDS - start)) "$(tail -n 1 "$OUT/$name.txt" | cut -c1-120)"
-done
-exit $failed
+# Of several cards: `mkdir` says who takes a part.
+taken=$(mktemp -d)
+lane() {
+  local name start verdict
+  [ -n "$1" ] && export CUDA_VISIBLE_DEVICES=$1
+  for name in $PARTS; do
+    mkdir "$taken/$name" 2>/dev/null || continue
+    start=$SECONDS verdict=ok
+    part "$name" >"$OUT/$name.txt" 2>&1 || { verdict=FAIL && touch "$taken/$name/failed"; }
+    printf '%-4s %-10s %4s s  %s\n' "$verdict" "$name" $((SECONDS - start)) "$(tail -n 1 "$OUT/$name.txt" | cut -c1-120)"
+  done
+}
+
+if [[ " $PARTS " == *" native "* ]]; then  # the others need it
+  PARTS_BEHIND=${PARTS/native/} PARTS=native
+  lane ""
+  PARTS=$PARTS_BEHIND
+fi
+visible=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd ' ')}
+for card in ${CARDS:-${visible//,/ }}; do lane "$card" & done
+[ -n "${CARDS:-$visible}" ] || lane ""
+wait
+failed=$(find "$taken" -name failed | wc -l)
+rm -rf "$taken"
+exit "$failed"
