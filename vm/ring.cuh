@@ -80,36 +80,26 @@ __device__ __forceinline__ void barrier_init(uint64_t* b, uint32_t count) {
 __device__ __forceinline__ void barrier_arrive(uint64_t* b) {
   asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(shared_address(b)) : "memory");
 }
-__device__ __forceinline__ bool barrier_test(uint64_t* b, uint32_t parity) {
+// `b`: an address of shared memory.
+__device__ __forceinline__ bool barrier_test_at(uint32_t b, uint32_t parity) {
   uint32_t ok;
   asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-               : "=r"(ok) : "r"(shared_address(b)), "r"(parity) : "memory");
+               : "=r"(ok) : "r"(b), "r"(parity) : "memory");
   return ok != 0;
 }
 // One attempt; from sm_90 on the hardware may suspend the thread for a while.
-__device__ __forceinline__ bool barrier_try(uint64_t* b, uint32_t parity) {
+__device__ __forceinline__ bool barrier_try_at(uint32_t b, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t ok;
   asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-               : "=r"(ok) : "r"(shared_address(b)), "r"(parity) : "memory");
+               : "=r"(ok) : "r"(b), "r"(parity) : "memory");
   return ok != 0;
 #else
-  return barrier_test(b, parity);
+  return barrier_test_at(b, parity);
 #endif
 }
-
-#if AMK_PAIRS
-// The same by an address of shared memory.
-__device__ __forceinline__ bool barrier_try_at(uint32_t b, uint32_t parity) {
-  uint32_t ok;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(ok) : "r"(b), "r"(parity) : "memory");
-#else
-  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(ok) : "r"(b), "r"(parity) : "memory");
-#endif
-  return ok != 0;
-}
-#endif
+__device__ __forceinline__ bool barrier_test(uint64_t* b, uint32_t parity) { return barrier_test_at(shared_address(b), parity); }
+__device__ __forceinline__ bool barrier_try(uint64_t* b, uint32_t parity) { return barrier_try_at(shared_address(b), parity); }
 
 // The patient half of a bounded wait.  False when the bound ran out: the caller goes on with whatever is there, and the launch,
 // marked broken, ends at the next task boundary.

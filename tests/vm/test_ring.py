@@ -14,7 +14,17 @@ from amk_bench.adversary import ring_model
 from amk_bench.adversary.ring_model import BUGS, Config, accepts, configurations, explore
 
 ROOT = Path(__file__).parents[2]
-PRIMITIVES = ("shared_address", "ring_data", "barrier_init", "barrier_arrive", "barrier_test", "barrier_try", "copy_slot")
+PRIMITIVES = (
+    "shared_address",
+    "ring_data",
+    "barrier_init",
+    "barrier_arrive",
+    "barrier_test",
+    "barrier_try",
+    "barrier_test_at",
+    "barrier_try_at",
+    "copy_slot",
+)
 
 
 # ---- the model
