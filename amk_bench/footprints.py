@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amk_core.schedule import footprint, ops
-from amk_core.schedule.ir import DTYPE_BITS, WRITE, Buffer, Kind, Schedule
+from amk_core.schedule.ir import DTYPE_BITS, MAYBE, WRITE, Buffer, Kind, Schedule
 from amk_core.vm import marked
 
 Bytes = npt.NDArray[np.uint8]
@@ -91,7 +91,7 @@ class Contracts:
             touched = np.repeat(grid, size)
             if bench.marked and marked.is_marked(buffer):
                 touched = _of_step_0(buffer, grid, writes=bool(flags & WRITE))
-            for mask in (out.writes, *(() if flags & footprint.MAYBE else (out.certain,))) if flags & WRITE else (out.reads,):
+            for mask in (out.writes, *(() if flags & MAYBE else (out.certain,))) if flags & WRITE else (out.reads,):
                 mask[name][span] |= touched
         return out
 

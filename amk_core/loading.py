@@ -12,11 +12,11 @@ from amk_core.quant.saved import is_saved, open_saved
 from amk_core.quant.source import QuantWeights
 from amk_core.runtime import Model
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.lower import Mode
+from amk_core.schedule.lower import DEFAULT_CHUNK, Mode
 from amk_core.schedule.lower_ranks import BY_DEFAULT, Ranks
 from amk_core.targets import Target
 
-DEFAULT_CONTEXT, DEFAULT_CHUNK = 2048, 16
+DEFAULT_CONTEXT = 2048
 
 
 def _open(

@@ -93,14 +93,14 @@ def lowered(graph: ModelGraph, args: argparse.Namespace) -> Schedule:
     import dataclasses
 
     from amk_core.schedule.config import ScheduleConfig
-    from amk_core.schedule.lower import Geometry, lower
+    from amk_core.schedule.lower import DEFAULT_CHUNK, Geometry, lower
     from amk_core.schedule.lower_ranks import lower_ranks
     from amk_core.targets import Target
 
     target = Target.named(args.target)
     if args.queues:
         target = dataclasses.replace(target, queues=args.queues)
-    chunk = args.chunk or (1 if args.purpose == "decode" or args.ranks else 16)
+    chunk = args.chunk or (1 if args.purpose == "decode" or args.ranks else DEFAULT_CHUNK)
     context = args.context or min(graph.context, DEFAULT_CONTEXT)
     geometry = Geometry(args.purpose, args.batch, chunk, context)
     config = ScheduleConfig.parse(args.config)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from amk_core.schedule.contracts import MAX_BATCH, Ints
+from amk_core.schedule.ir import MAYBE, WRITE, Schedule
 from amk_core.schedule.ops import BY_CODE, MAX_PARTS, SPECS, params_of
 
-if TYPE_CHECKING:
-    from amk_core.schedule.ir import Schedule
-
-WRITE, MAYBE = 1, 2  # the same bits as ir.WRITE and ir.MAYBE
 ACC_FIELDS = ("buffer", "flags", "label", "r0", "r1", "c0", "c1")
 
 

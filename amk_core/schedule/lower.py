@@ -41,7 +41,7 @@ MERGED_APART_FROM = 16  # tokens of a sequence in a step, from which a card's at
 BESIDE_MERGED = 52 << 10  # bytes of shared memory for everything else, where merged attention lies there
 MAX_STOP_IDS = 16
 MAX_ROWS = 256  # rows of one step, batch * chunk
-MAX_BATCH, MAX_CHUNK = 16, 32
+MAX_BATCH, MAX_CHUNK, DEFAULT_CHUNK = 16, 32, 16
 
 
 @dataclass(frozen=True, slots=True)

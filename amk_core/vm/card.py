@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from amk_core.schedule import tables
 from amk_core.schedule.ir import Kind, Schedule
+from amk_core.schedule.lower import DEFAULT_CHUNK
 from amk_core.schedule.pack import Provider, Tape, TapeLayout
 from amk_core.targets import Target
 from amk_core.vm import nvrtc
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from amk_core.programs import Programs
     from amk_core.quant.config import QuantConfig
 
-CHUNK, WIDE_CHUNK = 16, 32  # prompt tokens of a step; the wider one where rows of activations are staged whole beside the ring
+WIDE_CHUNK = 32  # prompt tokens of a step where rows of activations are staged whole beside the ring
 
 
 class Card:
@@ -56,7 +57,7 @@ class Card:
             staged = (
                 max(g.hidden_size, g.n_heads * g.head_dim) <= PIECE_UNITS * UNIT_K and self.device.facts.smem_bytes > WIDE_BUDGET
             )
-            chunk = WIDE_CHUNK if mode == "fast" and batch == 1 and quant is None and staged else CHUNK
+            chunk = WIDE_CHUNK if mode == "fast" and batch == 1 and quant is None and staged else DEFAULT_CHUNK
         if mode == "exact":
             return chunk
         if quant is None:

@@ -16,7 +16,7 @@ from amk_core.quant import layout as quant_layout
 from amk_core.schedule import footprint, ops, tables
 from amk_core.schedule.build import Builder
 from amk_core.schedule.config import ScheduleConfig
-from amk_core.schedule.ir import DTYPE_BITS, WRITE, Kind, Lifetime, Schedule, Variable
+from amk_core.schedule.ir import DTYPE_BITS, MAYBE, WRITE, Kind, Lifetime, Schedule, Variable
 from amk_core.schedule.lower import Geometry as LowerGeometry
 from amk_core.schedule.lower import lower
 from amk_core.schedule.pack import LANES, TILE_ALIGN, Tape, TapeLayout
@@ -146,7 +146,7 @@ class Lab:
         for i in range(len(f.task)):
             buffer = s.buffers[int(f.plain["buffer"][i])]
             flags = int(f.plain["flags"][i])
-            if buffer.kind is Kind.WEIGHT or bool(flags & WRITE) != write or (flags & footprint.MAYBE and not maybe):
+            if buffer.kind is Kind.WEIGHT or bool(flags & WRITE) != write or (flags & MAYBE and not maybe):
                 continue
             r = self.range(f.row_affine[i]) if f.has_row_affine[i] else (int(f.plain["r0"][i]), int(f.plain["r1"][i]))
             k = self.range(f.col_affine[i]) if f.has_col_affine[i] else (int(f.plain["c0"][i]), int(f.plain["c1"][i]))
