@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", metavar="FORMAT", help="formats of quantised weights, such as int4-g128,head=int8 (default: none)"
     )
-    parser.add_argument("--batch", type=int, default=1, help="sequences a step (default: 1)")
+    parser.add_argument("--batch", type=options.natural, default=1, help="sequences a step (default: 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     from amk_core.targets import Target
     from amk_core.vm.plan import ProgramError
 
-    if args.batch < 1:
-        raise ValueError(f"--batch {args.batch}, at least 1 is required")
     graph = options.graph_of(args.model)
     quant = QuantConfig.parse(args.weights) if args.weights else None
     targets = (Target.named(args.target),) if args.target else Target.profiles()
