@@ -102,6 +102,9 @@ def test_the_command_marks_what_was_never_measured(capsys: pytest.CaptureFixture
     (only,) = json.loads(capsys.readouterr().out)["costs"]
     assert (only["target"], only["basis"]) == ("l4", "prediction")
     assert main(["predict", "smollm2-135m", "--target", "cpu"]) == 2
+    assert main(["predict", "smollm2-135m", "--batch", "17"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", "smollm2-135m", "--batch", "0"])
 
 
 def test_ranks_are_chosen_where_they_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:

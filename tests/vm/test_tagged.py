@@ -15,6 +15,7 @@ from amk_core.schedule import check_certificate, tables, validate
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import Geometry, Mode, lower
+from amk_core.schedule.ops import BY_NAME, CODES
 from amk_core.schedule.pack import Tape, TapeLayout
 from amk_core.targets import Target
 from amk_core.vm import VmFault
@@ -43,6 +44,21 @@ def test_tagged_and_counted_schedules_give_the_same_bits(name: str) -> None:
     for queues, config in CONFIGS:
         got = run_cpu(case(name), queues, {**TAGGED, **config})
         assert {k: bits(v) for k, v in got.items()} == {k: bits(v) for k, v in want.items()}, (queues, config)
+
+
+def test_attention_of_the_first_split_without_an_output_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It alone merges what others leave, and of near blocks it leaves nothing for others to merge."""
+    c, made = case("fast-small"), Case.schedule
+
+    def broken(self: Case, queues: int, config: dict[str, Any], arch: str) -> Schedule:
+        s = made(self, queues, config, arch)
+        task = int(np.flatnonzero(s.columns.task_op == CODES["attn"])[0])
+        s.columns.par[s.columns.par_off[task] + BY_NAME["attn"].params.index("out")] = -1
+        return s
+
+    monkeypatch.setattr(Case, "schedule", broken)
+    with pytest.raises(ValueError, match="the task of split 0 merges the partials: its out is missing"):
+        run_cpu(c, 2, dict(TAGGED))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
