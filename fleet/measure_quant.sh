@@ -4,7 +4,7 @@
 # A JOB is MODEL/FORMAT, with the options of FORMAT as in --weights, or MODEL/FORMAT/own for the weights of the model that the cache ($AMK_HOME) holds, else random
 # ones.  Default: Llama-3.2-1B and Llama-3.1-8B in 8 and 4 bits, SmolLM2's own weights in both.  All prepare side by side and are timed in turn, the small ones first.
 # From the root of a source tree whose native module is built, in an environment with torch, triton and transformers.  Settings:
-#   POSITIONS   by commas (default 128)      BLOCKS   ABBA blocks a cell (default 8)     RIVALS   by commas (default: see amk_bench/baselines/run.py)
+#   POSITIONS   by commas (default 128)      BLOCKS   ABBA blocks a cell (default 8)     RIVALS   by commas, {} for the bits (default: torch-int{},pdl-graph)
 #   COMMIT      where there is no checkout   NAME     beginning of the files' names (default DATE-CARD-quant-peers)
 # Ends with a table of all cells.  Exit code: jobs without a result.
 set -uo pipefail

@@ -209,6 +209,11 @@ class Bench:
         run = f"python -m amk_bench.baselines.run {cell} --out FILE"
         self.records.append(SkipRecord(self._cell(position, name), reason, run if reason in (NO_TIME, ENDED) else ""))
 
+    def beyond(self, position: int, tokens: int, limit: int) -> None:
+        """The cells of a position from which ``tokens`` steps do not fit a cache of ``limit`` rows."""
+        for name in [*self.left_out, *self.names]:
+            self._skip(position, name, f"a call of {tokens} tokens from {position} on does not fit {limit} positions of context")
+
     def close(self) -> None:
         """Ends the processes of rivals, and says of each engine what it is only now known to be, and which cells were cut off."""
         for position, name in sorted(self._owed):
@@ -280,7 +285,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--positions", default=",".join(map(str, POSITIONS)))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument(
-        "--baselines", default="", help="by commas; default: all, or of quantised weights those in their precision and bf16"
+        "--baselines",
+        default="",
+        help="by commas, {} in a name stands for the bits of quantised weights; default: all, or of quantised weights those in "
+        "their precision and bf16",
     )
     parser.add_argument("--weights", default="", metavar="FORMAT", help="quantised, as int8 or int4-g128,head=int8")
     parser.add_argument("--checkpoint", default="", help="with --weights: round those of this model instead of random ones")
@@ -306,9 +314,9 @@ def main(argv: list[str] | None = None) -> int:
     quant = QuantConfig.parse(args.weights) if args.weights else None
     if args.checkpoint and quant is None:
         parser.error("--checkpoint is for quantised weights: give --weights FORMAT, or measure it with pytest suites/latency")
-    names = [n for n in args.baselines.split(",") if n] or [
-        *(BASELINES if quant is None else (n.format(quant.layers.bits) for n in QUANTISED))
-    ]
+    names = [n for n in args.baselines.split(",") if n] or [*(BASELINES if quant is None else QUANTISED)]
+    if quant is not None:
+        names = [n.format(quant.layers.bits) for n in names]
     turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}-{args.weights}", args.rank)
     end = start + args.seconds
     if argv is None:
@@ -345,6 +353,8 @@ def main(argv: list[str] | None = None) -> int:
             if bench.arena is not None:
                 limit = bench.arena.setting.context
                 positions = [p for p in asked if p + args.tokens < limit]
+                for position in sorted(set(asked) - set(positions)):
+                    bench.beyond(position, args.tokens, limit)
                 plan = instruments.for_this_card().equip(Plan(args.tokens, args.blocks, args.seed), energy_s=args.energy)
                 bench.begin(positions, plan, until, restarts)
         if restarts:

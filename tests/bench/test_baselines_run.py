@@ -189,6 +189,15 @@ def test_a_rival_that_cannot_be_had_is_an_empty_cell_at_every_position() -> None
     assert all("no adapter builds it" in r.reason and not r.broken for r in empty)
 
 
+def test_a_position_that_the_context_has_no_room_for_is_an_empty_cell_that_says_so() -> None:
+    here = bench()
+    here.beyond(96, 4, 96)
+    empty = [r for r in here.records if isinstance(r, SkipRecord)]
+    assert [r.cell for r in empty] == [f"tiny at 96 against {name}" for name in here.names]
+    assert {r.reason for r in empty} == {"a call of 4 tokens from 96 on does not fit 96 positions of context"}
+    assert not any(r.broken or r.command for r in empty)
+
+
 def test_limits_follow_huggingface_s_own_error() -> None:
     assert Limits(0.01).logits == 0.02
     assert Limits(0.01).slack == 0.04
