@@ -70,10 +70,9 @@ def tally(records: Sequence[LatencyRecord]) -> str:
 
 def machine(records: Sequence[LatencyRecord]) -> list[str]:
     """What is to be known of the cells: labels, sides of unequal precision, share of the device's bandwidth, joules a token."""
-    lines = [
-        f"{count} of {len(records)} cells are precision-asymmetric: {precision}"
-        for precision, count in Counter(r.precision for r in records if ASYMMETRIC in r.precision).items()
-    ]
+    kinds = Counter(r.precision for r in records if ASYMMETRIC in r.precision).most_common()
+    told = ", ".join(precision if len(kinds) == 1 else f"{precision} ({count})" for precision, count in kinds)
+    lines = [f"{sum(n for _, n in kinds)} of {len(records)} cells are precision-asymmetric: {told}"] if kinds else []
     lines += [f"{count} of {len(records)} cells: {label}" for label, count in Counter(r.label for r in records if r.label).items()]
     for name, side in (("ours", "ours"), ("baseline", "the baselines")):
         reached = [(r.derived[f"{name}_share"], r.derived["measured_gb_s"]) for r in records if f"{name}_share" in r.derived]

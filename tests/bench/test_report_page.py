@@ -20,7 +20,7 @@ from amk_bench.report.outputs import outputs
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = "reports/site/index.html"
 BUDGET_S = 20.0
-VOID = {"meta", "link", "br", "hr", "img", "circle", "rect", "path"}
+VOID = {"meta", "link", "br", "wbr", "hr", "img", "circle", "rect", "path"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PAPER = 1032  # pixels between the margins of a landscape A4
 LEAST_CONTRAST = 4.5  # WCAG 2.2, level AA
