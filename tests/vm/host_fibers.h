@@ -1,7 +1,8 @@
 // A CTA on the host: its threads are fibers that take turns at barriers and exchanges between lanes.
 #pragma once
+#include "host_strand.h"
+
 #include <stdint.h>
-#include <ucontext.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -33,24 +34,27 @@ namespace amk {
 
 constexpr int kThreads = AMK_WARPS * 32;
 struct Fiber {
-  ucontext_t context;
+  Strand strand;
   uint8_t* stack;
+  const int* barrier;  // whose generation it waits to see changed; null: it can run
+  int generation;
   bool done;
 };
 static Fiber fibers[kThreads];
-static ucontext_t turn_taker;
+static Strand turn_taker;
 static int current;
-inline void yield() { swapcontext(&fibers[current].context, &turn_taker); }
+static void (*thread_body)();
 
 struct Barrier {
   int arrived = 0, generation = 0;
   void wait(int n) {
-    const int mine = generation;
     if (++arrived == n) {
       arrived = 0, ++generation;
-    } else {
-      while (generation == mine) yield();
+      return;
     }
+    Fiber& f = fibers[current];
+    f.barrier = &generation, f.generation = generation;
+    turn_taker.take_over(f.strand);
   }
 };
 static Barrier cta, warps[AMK_WARPS];
@@ -88,29 +92,37 @@ inline bool __any_sync(uint32_t, bool v) {
 inline bool __all_sync(uint32_t mask, bool v) { return !__any_sync(mask, !v); }
 inline void sync_tasks() { cta.wait(kThreads); }
 
+inline void live() {  // of a fiber: one body after the other
+  for (;;) {
+    thread_body();
+    fibers[current].done = true;
+    turn_taker.take_over(fibers[current].strand);
+  }
+}
+
 // Runs `body` in every thread.  False: some wait for each other for ever.
 inline bool run_fibers(void (*body)()) {
   constexpr size_t kStack = 128 * 1024;
+  thread_body = body;
   cta = Barrier{};
   for (Barrier& w : warps) w = Barrier{};
   for (Fiber& f : fibers) {
     if (!f.stack) f.stack = static_cast<uint8_t*>(std::malloc(kStack));
-    f.done = false;
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack, f.context.uc_stack.ss_size = kStack, f.context.uc_link = &turn_taker;
-    makecontext(&f.context, body, 0);
+    if (!f.done) f.strand.prepare(f.stack, kStack, live);  // new, or given up in the middle of a body
+    f.barrier = nullptr, f.done = false;
   }
-  for (int round = 0, left = kThreads; left > 0; ++round) {
-    if (round > 10'000'000) return false;
-    left = 0;
-    for (current = 0; current < kThreads; ++current)
-      if (!fibers[current].done) ++left, swapcontext(&turn_taker, &fibers[current].context);
+  for (int left = kThreads; left > 0;) {
+    bool moved = false;
+    for (current = 0; current < kThreads; ++current) {
+      Fiber& f = fibers[current];
+      if (f.done || (f.barrier && *f.barrier == f.generation)) continue;
+      f.barrier = nullptr, moved = true;
+      f.strand.take_over(turn_taker);
+      left -= f.done;
+    }
+    if (!moved) return false;
   }
   return true;
-}
-inline void end_fiber() {
-  fibers[current].done = true;
-  yield();
 }
 
 }  // namespace amk

@@ -31,7 +31,6 @@ static Finish finish;
 template <int kCode, int K, Kind kKind>
 static void body() {
   gemv_quant<K, QuantWeights<kCode>>(Context::here(), HostSource<K, kKind>{activations}, finish);
-  end_fiber();
 }
 
 template <int kCode, int K>

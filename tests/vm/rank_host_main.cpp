@@ -23,7 +23,6 @@ static void body() {
     case kLmHead: run_rank_head(c); break;
     default: std::abort();
   }
-  end_fiber();
 }
 
 }  // namespace amk

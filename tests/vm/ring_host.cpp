@@ -2,7 +2,7 @@
 // random before every access to shared state.  Prints what happened, one event a line in the words of amk_bench/adversary/
 // ring_model.py, an empty line behind each run.  Arguments: runs, seed.  RING_TEXT, AMK_SLOTS, AMK_FLIGHT_HIGH, AMK_FLIGHT_MID, AMK_FLIGHT_LOW,
 // RING_BULK, RING_TASK and RING_ABORT come from the command line of the compiler.
-#include <ucontext.h>
+#include "host_strand.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -19,7 +19,7 @@ constexpr int kLaneAgents = 2, kWarpAgents = 2;
 
 // ---- agents and their scheduler
 struct Fiber {
-  ucontext_t context{};
+  Strand strand;
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(1 << 18);
   std::function<void()> body;
   std::string name;
@@ -28,7 +28,7 @@ struct Fiber {
 };
 static std::vector<std::unique_ptr<Fiber>> g_fibers;
 static Fiber* g_self = nullptr;
-static ucontext_t g_scheduler;
+static Strand g_scheduler;
 static uint64_t g_random = 1;
 static std::string g_events;
 
@@ -37,13 +37,13 @@ static uint64_t dice(uint64_t n) {
   return (g_random >> 20) % n;
 }
 static void step() {
-  if (g_self) swapcontext(&g_self->context, &g_scheduler);
+  if (g_self) g_scheduler.take_over(g_self->strand);
 }
 static void event(const std::string& text) { g_events += text + "\n"; }
 static void trampoline() {
   g_self->body();
   g_self->done = true;
-  swapcontext(&g_self->context, &g_scheduler);
+  g_scheduler.take_over(g_self->strand);
 }
 
 // All of n agents meet; the last one to come runs `then`.
@@ -237,10 +237,7 @@ static void launch_once(uint64_t seed) {
     g_fibers.push_back(std::make_unique<Fiber>());
     Fiber& f = *g_fibers.back();
     f.name = std::move(name), f.body = std::move(body), f.weight = 1 + int(dice(4)) * int(dice(4));
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = 1 << 18;
-    f.context.uc_link = &g_scheduler;
-    makecontext(&f.context, trampoline, 0);
+    f.strand.prepare(f.stack.get(), 1 << 18, trampoline);
   };
   for (int lane = 0; lane < kLaneAgents; ++lane)
     add("L" + std::to_string(lane), [&, lane] {
@@ -290,7 +287,7 @@ static void launch_once(uint64_t seed) {
     }
     if (ready.empty()) return;
     g_self = g_fibers[ready[size_t(dice(ready.size()))]].get();
-    swapcontext(&g_scheduler, &g_self->context);
+    g_self->strand.take_over(g_scheduler);
     g_self = nullptr;
   }
   event("BAD it does not end");

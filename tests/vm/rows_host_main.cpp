@@ -8,7 +8,6 @@ static void body() {
   const Context c = Context::here(0);
   if (!kExact) Prologue::fetch(c);
   if (execute(launch, Context::here(0)) == kFailed) std::abort();
-  end_fiber();
 }
 
 }  // namespace amk
