@@ -76,14 +76,13 @@ def test_what_does_not_fit_is_refused(engine: Ours) -> None:
 
 
 def test_on_a_card_a_call_is_one_replay_and_the_tokens_come_from_the_ring(
-    live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    live: Any, monkeypatch: pytest.MonkeyPatch, cubins: Path
 ) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
     from fake_card import FakeCard
 
     from amk_core.vm import driver
 
-    monkeypatch.setenv("AMK_HOME", str(tmp_path))
     card = FakeCard()
     monkeypatch.setattr(driver, "_driver", lambda: card)
 

@@ -36,7 +36,7 @@ SHAPE = {
 
 
 @pytest.fixture(autouse=True)
-def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCard:
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cubins: Path) -> FakeCard:
     card = FakeCard()
     monkeypatch.setattr(driver, "_driver", lambda: card)
     monkeypatch.setenv("AMK_HOME", str(tmp_path))

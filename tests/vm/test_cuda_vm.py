@@ -29,11 +29,6 @@ QUEUES = 6
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cubin")
-
-
-@pytest.fixture(scope="module")
 def schedule() -> Schedule:
     return CASE.schedule(QUEUES, {}, "sm_90")
 
@@ -49,13 +44,13 @@ def plug(monkeypatch: pytest.MonkeyPatch, card: FakeCard) -> FakeCard:
 
 
 @pytest.fixture
-def make(schedule: Schedule, cache: Path) -> Callable[..., CudaVM]:
+def make(schedule: Schedule, cubins: Path) -> Callable[..., CudaVM]:
     verdict = validate(schedule)
     layout = DeviceTapeLayout.of(schedule)
     bound = CASE.random_model().bound(schedule)
 
     def made(**changes: Any) -> CudaVM:
-        whole = {"task_weight": layout.locate(schedule), "tape": np.zeros(layout.bytes, np.uint8), "bound": bound, "cache": cache}
+        whole = {"task_weight": layout.locate(schedule), "tape": np.zeros(layout.bytes, np.uint8), "bound": bound, "cache": cubins}
         whole |= changes
         certificate = whole.pop("certificate", verdict.certificate)
         return CudaVM(whole.pop("tables", tables.pack(schedule)), certificate, **whole)

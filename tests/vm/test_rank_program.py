@@ -290,14 +290,14 @@ CASE = Case("ranks", "small", "fast", tokens=(4,), steps=4, context=64)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., RankVM]:
+def make(cubins: Path) -> Callable[..., RankVM]:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
 
     def made(s: Schedule, kind: type[CudaVM] = RankVM) -> RankVM:
         vm = kind.__new__(kind)
         layout = DeviceTapeLayout.of(s)
         tape = np.zeros(layout.bytes, np.uint8)
-        vm._start(tables.pack(s), layout.locate(s), tape, CASE.random_model().bound(s), {}, Device(), cache=tmp_path)
+        vm._start(tables.pack(s), layout.locate(s), tape, CASE.random_model().bound(s), {}, Device(), cache=cubins)
         assert isinstance(vm, RankVM)
         return vm
 
