@@ -56,7 +56,7 @@ def product_library(
         "AMK_SLOT_BYTES": max(slot_records(units, f) * unit_bytes(f) for f in formats), "AMK_STAGE_BYTES": stage,
         "AMK_WORK_BYTES": -(-stage // 128) * 128 + rows * 1664 + 32_768, "AMK_LAYER_FORMAT": one, "AMK_HEAD_FORMAT": one,
     }  # fmt: skip
-    flags = ["-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}", f"-I{resources.vm_dir()}"]
+    flags = ["-O0", "-w", "-ffp-contract=off", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}", f"-I{resources.vm_dir()}"]
     flags += [*(f"-D{k}={v}" for k, v in defines.items()), f"-DPRODUCTS={products}"]
     return ctypes.CDLL(str(compiled(folder / "product.so", [HERE / "product_host.cpp"], *flags)))
 
