@@ -64,7 +64,7 @@ def test_an_axiom_is_noticed(tmp_path: Path, source: str, seen: str) -> None:
 @pytest.fixture(scope="module")
 def proved() -> Any:
     """The bridge to the extracted checker, built."""
-    assert make(ROOT, "proof").returncode == 0
+    assert make(PROOFS, "checker").returncode == 0
     module = importlib.import_module("amk_bench.adversary.proved")
     module.PROGRAM = PROOFS / "extracted" / "checker"  # built in the source tree, also where amk_bench is installed
     return module
