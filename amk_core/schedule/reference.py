@@ -433,13 +433,12 @@ class _Dynamic:
                 elif y.write and not x.write and self.tag(y) > self.tag(x) and not self.before(x.instance, y.instance):
                     self.found.add("TAG")  # the next writer may start before a reader has ended
         writes = [u for u in scene.uses if u.write and self.tagged(u)]
-        reads = [u for u in scene.uses if not u.write and not u.maybe]
         for cell in range(scene.n_cells):
             writers = {self.tag(u): u for u in writes if u.cells >> cell & 1}
             for now, later in itertools.pairwise(sorted(writers)):
+                reads = {self.tag(u) for u in scene.uses if not u.write and not u.maybe and u.cells >> cell & 1}
                 a, b = writers[now].instance, writers[later].instance
-                read = any(self.tag(u) == now and u.cells >> cell & 1 for u in reads)
-                if not read and not self.before(a, b):
+                if now not in reads and not self.before(a, b):
                     self.found.add("TAG")
 
     def release(self) -> None:
