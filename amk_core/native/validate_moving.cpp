@@ -127,6 +127,9 @@ void Checker::group_moving(const Group& g) {
   // What the reads contain.
   std::vector<i32> wanted;
   auto unfenced = [&](i32 a) { return (m.acc[a].flags & kAsync) && !(m.t.task_fences[m.acc[a].task] & 1); };
+  auto feeding = [&](const Live& y) { return std::any_of(y.writes.begin(), y.writes.end(), [&](i32 w) { return !keeps[m.acc[w].task]; }); };
+  std::vector<char> feeds(live.size());
+  std::transform(live.begin(), live.end(), feeds.begin(), feeding);
   for (i32 p = 0; p < i32(live.size()); ++p) {
     const Live& x = live[p];
     const bool moved = m.rects[x.rect].moves() || moved_into(g, x.rect);
@@ -134,8 +137,7 @@ void Checker::group_moving(const Group& g) {
     for (i32 r = 0; r < i32(live.size()); ++r) {
       const Live& y = live[r];
       if (!moved && !m.rects[y.rect].moves()) continue;  // two that stand still are scanned
-      const bool feeding = std::any_of(y.writes.begin(), y.writes.end(), [&](i32 w) { return !keeps[m.acc[w].task]; });
-      if (!feeding && !bare) continue;
+      if (!feeds[r] && !bare) continue;
       const Meet at = meeting(r, p, 0);
       if (!at.any) continue;
       const Meet again = at.k > 0 ? at : meeting(r, p, 1);
