@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 from amk_bench.baselines import registry
 from amk_bench.baselines.hf import HfEager
 from amk_bench.baselines.reference import Limits, Reference, check_logits
+from amk_bench.cell import Cell, Plan
 from amk_bench.clock import Clock, CpuClock
 from amk_bench.engine import F32, Engine
 from amk_bench.floor import step_bytes
-from amk_bench.measure import Cell, Plan, Result, Run, Sitting, ended, noise, sittings
+from amk_bench.measure import Result, Run, Sitting, ended, noise, sittings
 from amk_bench.ours import Ours
 from amk_bench.results import ParityRecord
 from amk_bench.stats import noise_floor

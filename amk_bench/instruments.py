@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from amk_bench import bandwidth as probes
+from amk_bench.cell import Plan
 from amk_bench.conditions import CpuMeter, Meter, NoMeter
 from amk_bench.floor import Bandwidth
-from amk_bench.measure import Plan
 from amk_bench.places import home
 
 

@@ -6,131 +6,32 @@ Everything here works on :class:`amk_bench.engine.Engine`, so that it is tested 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable
 
 import numpy as np
 
 from amk_bench import values
-from amk_bench.busy import OTHERS_LIMIT
-from amk_bench.clock import Clock, disagreement
-from amk_bench.conditions import Meter, NoMeter, Reading, Summary, joules, summary
-from amk_bench.engine import F32, Engine, chains_agree
-from amk_bench.floor import Bandwidth, violation
-from amk_bench.gate import Check, FailedGate, PassedGate, Subject, Timing, open_gate
-from amk_bench.pairing import Block, TimedCall, abba, samples_of
+from amk_bench.cell import UNTIMED, Cell, Plan, flushed
+from amk_bench.clock import Clock
+from amk_bench.conditions import Summary, joules, summary
+from amk_bench.engine import Engine
+from amk_bench.faults import Score, check_chain, floor_fault, machine_fault, outputs_fault
+from amk_bench.gate import FailedGate, PassedGate, Timing, open_gate
+from amk_bench.pairing import Block, TimedCall, abba
 from amk_bench.results import LatencyRecord, timed
 from amk_bench.seal import Seal
-from amk_bench.stats import MAX_FLOOR, Interval, Precision, bootstrap
+from amk_bench.stats import Interval, bootstrap
 from amk_bench.verdict import Verdict
 
-Score = Callable[[Sequence[int], int], F32]  # (ids, keep) -> teacher-forced reference logits of the last ``keep`` ids
 GATE_CALLS = 2  # inputs a gate tries; the timed calls are checked besides
 Run = Iterable[tuple[Block, list[TimedCall]]]
 Result = tuple[LatencyRecord, Timing | None]
 Sitting = Generator[None, None, Result]
-BUSY = "the machine was busy"  # how the reason begins when the machine, not an engine, is at fault
-CHECKED_APART = 4  # call numbers of which both outputs are scored where the sides returned different tokens
-UNTIMED = 10**6  # call numbers from here on belong to gates and warm-up: their inputs are none of the timed ones
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much to measure, and with what.
-
-    Attributes:
-        tokens: decode steps of a call.
-        blocks: ABBA blocks at most; with ``precision`` fewer where the interval is narrow enough before.
-        settle: runs untimed before each call.
-        witness: starts watching the machine and returns what tells the share of it that others took (amk_bench.busy).
-        meter: reads the device's state around each block.
-        bandwidth: what the device reads from memory; without it there is no physical floor, and the result says so.
-        probe: measures the bandwidth again, asked before a time is called impossible.
-        reset: gives back cache lines that were set aside to persist; runs untimed before each call.
-        flush: empties the caches; used before each call where a working set is below four of them.
-        slack: for engines in lower precision than the reference: how far below the reference's best logit a chosen one may lie,
-            as a share of the largest (:func:`amk_bench.engine.chains_agree`).
-        energy_s: seconds for which each side runs for its joules a token; 0 leaves them out.
-    """
-
-    tokens: int
-    blocks: int
-    seed: int
-    settle: Callable[[], None] = lambda: None
-    witness: Callable[[], Callable[[], float]] = lambda: lambda: 0.0
-    precision: Precision | None = None
-    meter: Meter = field(default_factory=NoMeter)
-    bandwidth: Bandwidth | None = None
-    probe: Callable[[], Bandwidth] | None = None
-    reset: Callable[[], None] = lambda: None
-    flush: Callable[[], None] | None = None
-    energy_s: float = 0.0
-    slack: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What is measured: the text that fills the cache (its length is the position) and how many sequences decode.
-
-    ``ours_bytes`` and ``baseline_bytes``: what a step of each side has to read, from the model's shape and the side's precision
-    (:func:`amk_bench.floor.step_bytes`), never from the engine's own words; 0 where unknown.  ``weights``: where they come from,
-    where that is no checkpoint.
-    """
-
-    device: str
-    model: str
-    mode: str
-    batch: int
-    prefix: tuple[int, ...]
-    vocabulary: tuple[int, ...] = field(repr=False)  # ids that first tokens are drawn from
-    ours_bytes: int = 0
-    baseline_bytes: int = 0
-    weights: str = ""
-
-    @property
-    def position(self) -> int:
-        return len(self.prefix)
-
-    def subject(self, engine: Engine) -> Subject:
-        return Subject(engine.name, self.model, self.batch, self.position)
-
-    def first_ids(self, call: int, seed: int) -> list[int]:
-        """Other first tokens for each call, the same ones for both sides."""
-        rng = np.random.default_rng((seed, self.position, call))
-        return [int(i) for i in rng.choice(np.asarray(self.vocabulary), size=self.batch)]
-
-
-def _concrete(chains: object, batch: int, tokens: int) -> bool:
-    """Plain lists of plain integers: nothing that could still be computed when it is looked at, after the clock has stopped."""
-    return (
-        type(chains) is list
-        and len(chains) == batch
-        and all(type(c) is list and len(c) == tokens and all(type(i) is int for i in c) for c in chains)
-    )
 
 
 def _copied(chains: object) -> object:
     """A copy made inside the timed window: what an engine writes into its lists later does not count."""
     return [list(c) if type(c) is list else c for c in chains] if type(chains) is list else chains
-
-
-def check_chain(
-    cell: Cell, first: Sequence[int], chains: object, tokens: int, score: Score, slack: float = 0.0
-) -> Check:  # fmt: skip
-    """A call's output against the reference: every chain has its length and is the reference's greedy choice throughout.
-
-    ``slack``: see :func:`amk_bench.engine.chains_agree`.
-    """
-    if not _concrete(chains, cell.batch, tokens):
-        return Check("greedy tokens", False, f"not {cell.batch} lists of {tokens} ids")
-    assert isinstance(chains, list)
-    agreed = 0
-    for start, chain in zip(first, chains, strict=True):
-        scored = score([*cell.prefix, start, *chain[:-1]], tokens)
-        if not np.isfinite(scored).all():
-            return Check("greedy tokens", False, "the reference's logits are not finite")
-        agreed += chains_agree(chain, scored, slack)
-    return Check("greedy tokens", agreed == tokens * cell.batch, f"{agreed} of {tokens * cell.batch} as the reference")
 
 
 def gate(engine: Engine, cell: Cell, plan: Plan, score: Score) -> PassedGate | FailedGate:
@@ -155,14 +56,8 @@ def noise(engine: Engine, cell: Cell, plan: Plan, clock: Clock) -> Interval:
     return bootstrap([block.log_ratio for block, _ in run], plan.seed)
 
 
-def _flushed(cell: Cell, plan: Plan) -> bool:
-    """Whether the caches are emptied before each call: where one side's working set is known and small against them."""
-    sizes = [n for n in (cell.ours_bytes, cell.baseline_bytes) if n]
-    return plan.flush is not None and plan.bandwidth is not None and any(map(plan.bandwidth.needs_flush, sizes))
-
-
 def _timed(a: Engine, b: Engine, cell: Cell, plan: Plan, clock: Clock, clock_b: Clock) -> Run:
-    flush = plan.flush if _flushed(cell, plan) else None
+    flush = plan.flush if flushed(cell, plan) else None
 
     def before() -> None:
         a.rewind()
@@ -263,9 +158,9 @@ def sittings(
     for engine, before in zip((ours, baseline), weights, strict=True):
         if fault is None and weights_digest(engine) != before:
             fault = f"{engine.name}: its weights were changed while it ran"
-    fault = fault or _outputs_fault(cell, calls, plan, score) or machine_fault(blocks, readings, taken)
+    fault = fault or outputs_fault(cell, calls, plan, score) or machine_fault(blocks, readings, taken)
     if fault is None:
-        fault, plan = _floor_fault(blocks, cell, plan)
+        fault, plan = floor_fault(blocks, cell, plan)
     if fault:
         return invalid(cell, ours, baseline, fault), None
     name = clock.name if baseline_clock is None or baseline_clock.name == clock.name else f"{clock.name}; {baseline_clock.name}"
@@ -287,64 +182,12 @@ def weights_digest(engine: Engine) -> str | None:
     return values.digest(constants()) if callable(constants) else None
 
 
-def machine_fault(blocks: Sequence[Block], readings: Sequence[Reading], taken: float) -> str | None:
-    """Why nothing can be said from these blocks: clocks that disagree, a card that throttles, a machine that others use."""
-    for side, name in (("a", "ours"), ("b", "baseline")):
-        apart = disagreement(samples_of(blocks, side))
-        if apart:
-            return f"{name}: {apart}"
-    unwell = summary(readings).fault if readings else None
-    return unwell or others_fault(taken)
-
-
-def others_fault(taken: float) -> str | None:
-    """Why a machine of whose cores others took the share ``taken`` is no place to measure; None where it is one."""
-    if taken > OTHERS_LIMIT:
-        return f"{BUSY}: other processes took {100 * taken:.0f} % of its cores during the timing; stop them and run again"
-    return None
-
-
-def noise_fault(name: str, floor: float) -> str | None:
-    """Why nothing can be said against this noise floor of ``name``; None where something can."""
-    if floor > MAX_FLOOR:
-        return f"{BUSY}: {name} differs from itself by {100 * floor:.0f} %; stop other programs and run again"
-    return None
-
-
-def _least_s(bytes_a_step: int, cell: Cell, plan: Plan) -> float:
-    """The physical floor of a call: its first step finds the caches flushed or not, the others find what the one before left."""
-    assert plan.bandwidth is not None
-    first = plan.bandwidth.least_s(bytes_a_step, _flushed(cell, plan))
-    return first + (plan.tokens - 1) * plan.bandwidth.least_s(bytes_a_step)
-
-
-def _floor_fault(blocks: Sequence[Block], cell: Cell, plan: Plan) -> tuple[str | None, Plan]:
-    """Why a side is faster than memory allows.  Before that is said, the bandwidth is measured again: the higher one counts."""
-
-    def found(plan: Plan) -> str | None:
-        if plan.bandwidth is None:
-            return None
-        for side, name, size in (("a", "ours", cell.ours_bytes), ("b", "baseline", cell.baseline_bytes)):
-            fault = violation(samples_of(blocks, side), size * plan.tokens, _least_s(size, cell, plan), plan.bandwidth)
-            if fault:
-                return f"{name}: {fault}"
-        return None
-
-    fault = found(plan)
-    if fault and plan.probe is not None and plan.bandwidth is not None:
-        again = plan.probe()
-        if again.bytes_per_s > plan.bandwidth.bytes_per_s:
-            plan = replace(plan, bandwidth=again)
-            fault = found(plan)
-    return fault, plan
-
-
 def _cache(cell: Cell, plan: Plan) -> str:
     """Working sets against the cache, in words."""
     if plan.bandwidth is None:
         return "bandwidth not measured; no floor"
     told = {
-        plan.bandwidth.explain(size, _flushed(cell, plan)) if size else "working set unknown; no floor"
+        plan.bandwidth.explain(size, flushed(cell, plan)) if size else "working set unknown; no floor"
         for size in (cell.ours_bytes, cell.baseline_bytes)
     }
     return "; ".join(sorted(told))
@@ -387,27 +230,6 @@ def _energy(ours: Engine, baseline: Engine, cell: Cell, plan: Plan) -> dict[str,
         if found is not None:
             out[f"{name}_joules"] = found
     return out
-
-
-def _outputs_fault(cell: Cell, calls: Sequence[TimedCall], plan: Plan, score: Score) -> str | None:
-    """Both sides returned the same for the same inputs, and one call drawn at random is right.
-
-    With slack, sides may part at a near tie; then both outputs of the first such calls are held to the reference.
-    """
-    by_number: dict[int, dict[str, object]] = {}
-    for call in calls:
-        by_number.setdefault(call.number, {})[call.side] = call.output
-    apart = [number for number, sides in by_number.items() if sides["A"] != sides["B"]]
-    if apart and not plan.slack:
-        return f"timed call {apart[0]}: the two sides returned different tokens"
-    drawn = calls[int(np.random.default_rng((plan.seed, cell.position)).integers(len(calls)))]
-    for chosen in [drawn, *(call for call in calls if call.number in apart[:CHECKED_APART])]:
-        first = cell.first_ids(chosen.number, plan.seed)
-        check = check_chain(cell, first, chosen.output, plan.tokens, score, plan.slack)
-        if not check.passed:
-            side = "ours" if chosen.side == "A" else "the baseline"
-            return f"timed call {chosen.number} of {side}: {check.measured}"
-    return None
 
 
 def _precision(ours: Engine, baseline: Engine) -> str:

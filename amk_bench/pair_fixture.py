@@ -14,10 +14,11 @@ from amk_bench.recorder import Recorder
 from amk_bench.storage import Seconds
 
 if TYPE_CHECKING:
+    from amk_bench.cell import Cell, Plan
     from amk_bench.clock import Clock
     from amk_bench.engine import Engine
+    from amk_bench.faults import Score
     from amk_bench.gate import Timing
-    from amk_bench.measure import Cell, Plan, Score
     from amk_bench.paired import PairPlan
     from amk_bench.pairing import Block
     from amk_bench.results import LatencyRecord
@@ -96,7 +97,7 @@ class PairedBenchmark:
         return self._progress.over(run, name, count)
 
     def _keep(self, record: LatencyRecord, timing: Timing | None, seeds: str) -> LatencyRecord:
-        from amk_bench.measure import BUSY
+        from amk_bench.faults import BUSY
         from amk_bench.pairing import samples_of
 
         if self._used:

@@ -18,8 +18,8 @@ import numpy as np
 
 from amk_bench import values
 from amk_bench.clock import Clock, disagreement
+from amk_bench.faults import noise_fault, others_fault
 from amk_bench.gate import Check, FailedGate, PassedGate, Subject, Timing, open_gate
-from amk_bench.measure import noise_fault, others_fault
 from amk_bench.pairing import Block, abba, samples_of
 from amk_bench.results import LatencyRecord, timed
 from amk_bench.seal import Seal
@@ -94,7 +94,7 @@ class Pair:
 class PairPlan:
     """How much to measure.  ``least_s``: bytes a call moves -> seconds under which nobody believes it; None: no floor is known.
 
-    ``witness``: as in :class:`amk_bench.measure.Plan`.  ``draw``: a fresh seed; not to be guessed by what is measured.
+    ``witness``: as in :class:`amk_bench.cell.Plan`.  ``draw``: a fresh seed; not to be guessed by what is measured.
     """
 
     device: str

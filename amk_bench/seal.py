@@ -25,7 +25,10 @@ MODULES = (
     "amk_bench.verdict",
 )
 # Present in some runs only, sealed where they are.
-OPTIONAL = ("amk_bench.conditions", "amk_bench.cuda_clock", "amk_bench.floor", "amk_bench.measure", "amk_bench.paired")
+OPTIONAL = (
+    "amk_bench.cell", "amk_bench.conditions", "amk_bench.cuda_clock", "amk_bench.faults", "amk_bench.floor", "amk_bench.measure",
+    "amk_bench.paired",
+)  # fmt: skip
 OUTSIDE = (
     "time.perf_counter_ns", "time.perf_counter", "time.monotonic", "time.monotonic_ns", "time.time", "time.time_ns",
     "statistics.median", "math.log", "math.exp", "numpy.median", "numpy.quantile", "numpy.isfinite", "numpy.abs",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from amk_bench.baselines.hf import HfEager
+from amk_bench.cell import Cell
 from amk_bench.engine import F32
-from amk_bench.measure import Cell
 from amk_bench.results import ParityRecord
 
 STEPS = 4  # decode steps of a parity check

@@ -27,7 +27,8 @@ from amk_bench import fingerprint, instruments
 from amk_bench.arena import Arena
 from amk_bench.baselines import registry
 from amk_bench.baselines.turns import GONE, Turns
-from amk_bench.measure import UNTIMED, Plan, Sitting
+from amk_bench.cell import UNTIMED, Plan
+from amk_bench.measure import Sitting
 from amk_bench.results import LatencyRecord, NoteRecord, Record, SkipRecord, document, write_atomically
 from amk_core.graph import GRAPH_SHAPES
 from amk_core.importer import hub

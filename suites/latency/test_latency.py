@@ -21,7 +21,9 @@ from amk_bench import instruments
 from amk_bench.arena import Arena
 from amk_bench.baselines import registry
 from amk_bench.busy import witness
-from amk_bench.measure import BUSY, Plan, invalid, noise_fault
+from amk_bench.cell import Plan
+from amk_bench.faults import BUSY, noise_fault
+from amk_bench.measure import invalid
 from amk_bench.options import Arch, Options
 from amk_bench.ours import Ours
 from amk_bench.pairing import samples_of

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from amk_bench import arena as arenas
-from amk_bench import measure, results
+from amk_bench import results
+from amk_bench.cell import Plan
 from amk_bench.clock import Sample
 from amk_bench.options import Arch
 from amk_bench.results import LatencyRecord, ParityRecord, SkipRecord
@@ -88,7 +89,7 @@ def test_a_card_too_small_is_said_in_gigabytes(monkeypatch: pytest.MonkeyPatch) 
 
 def test_on_a_cpu_the_reference_and_the_baseline_have_caches_of_their_own() -> None:
     live = hf_model(random_weights(GRAPH, 1, "cpu", torch.float32))
-    hf, plan = HfEager(live, 1), measure.Plan(3, 6, 7)
+    hf, plan = HfEager(live, 1), Plan(3, 6, 7)
     ours = FusedEngine(random_weights(GRAPH, 1, "cpu", torch.float32), 1, 96, "eager")
     loaded: Any = dataclasses.make_dataclass("Loaded", ["graph", "mode", "context", "batch"])(GRAPH, "exact", 96, 1)
     ours.model = loaded  # type: ignore[attr-defined]
@@ -264,7 +265,7 @@ def test_an_engine_that_fails_p2_has_no_time(
 
 
 def test_a_plan_of_few_steps_for_what_returns_to_the_host_at_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[measure.Plan] = []
+    seen: list[Plan] = []
 
     def sittings(ours: Any, baseline: Any, cell: Any, plan: Any, *rest: Any) -> Any:
         seen.append(plan)
@@ -277,6 +278,6 @@ def test_a_plan_of_few_steps_for_what_returns_to_the_host_at_every_kernel(monkey
     here.setting = dataclasses.replace(here.setting, device="cuda")
     here.engines["hf-eager"] = here.engines["fused-graph"]
     for name in ("hf-eager", "fused-graph"):
-        here.compare(name, 16, measure.Plan(16, 10, 1), 0.01)
+        here.compare(name, 16, Plan(16, 10, 1), 0.01)
     assert [(p.tokens, p.blocks) for p in seen] == [(4, 6), (16, 10)]
     assert all(p.slack > 0 for p in seen)

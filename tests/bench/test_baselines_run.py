@@ -22,8 +22,8 @@ from amk_bench.baselines.hf import HfEager  # noqa: E402
 from amk_bench.baselines.reference import LEAST_LIMIT, Limits, Reference, check_logits, distance  # noqa: E402
 from amk_bench.baselines.run import Bench, launch  # noqa: E402
 from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
+from amk_bench.cell import Cell, Plan  # noqa: E402
 from amk_bench.clock import CpuClock  # noqa: E402
-from amk_bench.measure import Cell, Plan  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 GRAPH = ModelGraph("tiny", "llama", 304, 64, 96, 2, 4, 2, 16, 1e-5, True, 256, RopeSpec("llama3", 5e5, 16, 256, 8.0, 64), 0.25)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from amk_bench import bandwidth, instruments, record_noise
+from amk_bench.cell import Plan
 from amk_bench.coldness import CpuFlush
 from amk_bench.conditions import CpuMeter, NoMeter
 from amk_bench.floor import Bandwidth
 from amk_bench.instruments import Instruments
-from amk_bench.measure import Plan
 from amk_core.vm import driver
 
 READ = Bandwidth(1e9, 1000, 10**6, "toy")

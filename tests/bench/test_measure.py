@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from amk_bench.busy import busy_s, witness
+from amk_bench.cell import UNTIMED, Cell, Plan
 from amk_bench.clock import Sample
 from amk_bench.conditions import POWER_CAPPED, Reading
 from amk_bench.engine import F32, chains_agree
+from amk_bench.faults import BUSY
 from amk_bench.floor import Bandwidth
-from amk_bench.measure import BUSY, UNTIMED, Cell, Plan, Run, compare, noise
+from amk_bench.measure import Run, compare, noise
 from amk_bench.results import LatencyRecord
 from amk_bench.stats import Precision, noise_floor
 from amk_bench.verdict import Verdict

@@ -558,7 +558,7 @@ def test_require_hardware_holds_for_a_stranger_s_run_as_well(stranger: pytest.Py
 ENGINES = """
 import numpy as np
 from amk_bench.clock import CpuClock, _now_ns as tick
-from amk_bench.measure import Cell, Plan
+from amk_bench.cell import Cell, Plan
 
 W = np.random.default_rng(0).standard_normal((200, 200))
 

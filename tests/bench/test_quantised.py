@@ -27,8 +27,8 @@ from amk_bench.baselines.quantised import Quantised, TorchMatrix  # noqa: E402
 from amk_bench.baselines.reference import Reference, check_logits  # noqa: E402
 from amk_bench.baselines.show import lines  # noqa: E402
 from amk_bench.baselines.weights import random_weights  # noqa: E402
+from amk_bench.cell import Cell  # noqa: E402
 from amk_bench.floor import step_bytes  # noqa: E402
-from amk_bench.measure import Cell  # noqa: E402
 from amk_bench.ours import Ours  # noqa: E402
 from amk_bench.results import LatencyRecord, ParityRecord, validate  # noqa: E402
 from amk_bench.rivals import checkpoints, serving  # noqa: E402

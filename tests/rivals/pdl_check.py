@@ -17,7 +17,8 @@ def interpret(batch: int, rows: int) -> dict:
     from amk_bench.baselines.hf import HfEager
     from amk_bench.baselines.reference import Reference, check_logits
     from amk_bench.baselines.weights import hf_model, random_weights
-    from amk_bench.measure import Cell, Plan, gate
+    from amk_bench.cell import Cell, Plan
+    from amk_bench.measure import gate
     from amk_bench.rivals.pdl import PdlEngine, Tile
     from amk_core.graph import ModelGraph, RopeSpec
 

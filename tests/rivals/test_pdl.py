@@ -90,7 +90,7 @@ def test_the_step_on_a_card_is_as_near_to_float32_as_huggingface(batch: int) -> 
     from amk_bench.baselines.hf import HfEager
     from amk_bench.baselines.reference import Reference, check_logits
     from amk_bench.baselines.weights import hf_model, random_weights
-    from amk_bench.measure import Cell
+    from amk_bench.cell import Cell
     from amk_core.graph import ModelGraph, RopeSpec
 
     rope = RopeSpec("llama3", 5e5, 64, 4096, 8.0, 1024)

@@ -15,8 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
+from amk_bench.cell import Cell, Plan
 from amk_bench.clock import Sample
-from amk_bench.measure import Cell, Plan, compare, ended, sittings
+from amk_bench.measure import compare, ended, sittings
 from amk_bench.rivals.remote import RemoteEngine, TracingEngine
 from amk_bench.rivals.resident import Resident, RivalBroke
 

@@ -19,7 +19,7 @@ from amk_bench.baselines.hf import HfEager  # noqa: E402
 from amk_bench.baselines.reference import Reference, check_logits  # noqa: E402
 from amk_bench.baselines.registry import BaselineUnavailable, Setting  # noqa: E402
 from amk_bench.baselines.weights import hf_model, random_weights  # noqa: E402
-from amk_bench.measure import Cell  # noqa: E402
+from amk_bench.cell import Cell  # noqa: E402
 from amk_bench.rivals import absent, checkpoints, serving, vllm_worker  # noqa: E402
 from amk_bench.rivals.vllm_worker import EXTRA, VllmWorker, busy_us  # noqa: E402
 from amk_core.graph import ModelGraph, RopeSpec  # noqa: E402
