@@ -6,12 +6,13 @@ They are removed when the run ends, unless AMK_RIVALS_FILES names a folder: weig
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -41,6 +42,19 @@ def place(shared: dict[str, Any], graph: ModelGraph) -> Path:
         shared["rival files"] = folder
     found: Path = shared["rival files"]
     return found
+
+
+def once(target: Path, mark: str, make: Callable[[Path], object]) -> Path:
+    """``target``, a file or a folder, made by ``make`` unless it is whole, which the file ``mark`` in it says ("": it is the file).
+
+    Runs side by side want the same weights: one writes them, the others wait.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / mark if mark else target).exists():
+            make(target)
+    return target
 
 
 class NoLayout(ValueError):

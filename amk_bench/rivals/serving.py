@@ -119,9 +119,7 @@ def _bf16_on_a_card(setting: Setting, name: str) -> None:
 
 def _checkpoint(setting: Setting) -> Path:
     folder = checkpoints.place(setting.shared, _graph(setting)) / "hf"
-    if not (folder / "config.json").exists():
-        checkpoints.hf_folder(_live(setting), folder)
-    return folder
+    return checkpoints.once(folder, "config.json", lambda to: checkpoints.hf_folder(_live(setting), to))
 
 
 def vllm(setting: Setting) -> BestOfModes:
@@ -139,9 +137,7 @@ def vllm_gptq(setting: Setting) -> BestOfModes:
 
     def checkpoint(setting: Setting) -> Path:
         folder = checkpoints.place(setting.shared, _graph(setting)) / "gptq"
-        if not (folder / "config.json").exists():
-            checkpoints.gptq_folder(_live(setting), quantised, folder)
-        return folder
+        return checkpoints.once(folder, "config.json", lambda to: checkpoints.gptq_folder(_live(setting), quantised, to))
 
     try:
         return _vllm(setting, name, str(QuantConfig(quantised.config.layers)), checkpoint)
@@ -204,8 +200,7 @@ def llama_cpp(setting: Setting) -> TracingEngine:
         raise BaselineUnavailable(f"llama.cpp is measured with bf16 weights, not in {setting.precision}")
     graph = _graph(setting)
     file = checkpoints.place(setting.shared, graph) / "model.gguf"
-    if not file.exists():
-        checkpoints.gguf_file(graph, _live(setting), file)
+    checkpoints.once(file, "", lambda to: checkpoints.gguf_file(graph, _live(setting), to))
     values = {
         "model": str(file), "library": str(folder), "rows": min(setting.context, graph.context), "batch": setting.batch,
         # With all layers on a card, more threads spin for nothing.

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,24 @@ def setting(rope: RopeSpec = PLAIN, tied: bool = False, **changes: Any) -> Setti
     values = {"device": "cpu", "precision": "bf16", "context": 256, **changes}
     key = f"hf bf16 {values['device']}"
     return Setting("tiny", live, **values, shared={"weights": weights, key: live})
+
+
+def test_runs_side_by_side_write_the_same_weights_once(tmp_path: Path) -> None:
+    """Eight threads, each with a lock of its own as processes have: one makes the folder, and nobody sees half of it."""
+    made: list[Path] = []
+
+    def make(to: Path) -> None:
+        made.append(to)
+        to.mkdir()
+        time.sleep(0.2)
+        (to / "config.json").write_text("whole")
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(
+            pool.map(lambda _: (checkpoints.once(tmp_path / "hf", "config.json", make) / "config.json").read_text(), range(8))
+        )
+    assert seen == ["whole"] * 8
+    assert made == [tmp_path / "hf"]
 
 
 @pytest.mark.parametrize(("rope", "tied"), [(PLAIN, False), (LLAMA3, True)])
