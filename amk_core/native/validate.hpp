@@ -3,6 +3,7 @@
 //   validate_model.cpp     REF and COUNT; queues, producers, distinct rectangles; everything later trusts what passed here
 //   validate_live.cpp      the greedy run: LIVE, the replay order, witnesses
 //   validate_search.cpp    must-order as vector clocks: periodic, or written out over some steps
+//   validate_thresholds.cpp  what is waited for, and who brings it
 //   validate_rows.cpp      clock rows, each kept once
 //   validate_clocks.cpp    what clocks say
 //   validate_affine.cpp    ranges that move with the step and with launch variables
