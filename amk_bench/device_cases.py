@@ -227,6 +227,8 @@ CASES: tuple[Case, ...] = (
          variants=(*MANY[:2], MANY[5])),
     Case("fast-big-batch", "big", "fast", batch=4, p0=MIXED[:4], tokens=(2, 2, 1, 2), steps=2, context=1024,
          variants=(*MANY[:2], MANY[5])),
+    Case("fast-big-rows", "big", "fast", batch=16, p0=MIXED, tokens=(1,) * 15 + (0,), steps=1, context=1024,
+         variants=(*MANY[:2], MANY[5])),
     Case("fast-smol-batch", "smol", "fast", batch=4, p0=MIXED[:4], tokens=(3,) * 4, steps=3, context=1024,
          variants=(MANY[0], MANY[5])),
     Case("fast-big", "big", "fast", steps=3, tokens=(3,), p0=(300,), context=512, variants=(*MANY[:2], MANY[5])),

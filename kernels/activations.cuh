@@ -23,6 +23,8 @@ constexpr int kByteRows = LayerWeights::kInteger || HeadWeights::kInteger ? up(k
 static_assert(kWarps == 4 || kWarps == 8 || kWarps == 16, "the reduction adds groups of four warps");
 constexpr int kItems = kThreads / kParts;  // outputs that are finished at a time
 constexpr int kMaxRows = 64;
+// Of long marked rows, two pieces: fragments of 16 bytes that a lane has in registers, and accesses of a normalised row it has under way.
+constexpr int kLongHeld = kRows > 8 ? 9 : 8, kLongWindow = 8;
 static_assert(kExact || kRows <= kMaxRows, "fast mode takes at most 64 rows a step");
 
 // K in units of 32 values, and in records of W::kUnits units, which warps take in turns.
@@ -37,6 +39,8 @@ struct Slices {
   // Long row groups take turns, see ring.cuh: a piece of the activations serves two of them.
   static constexpr bool kTurns = kRecords > W::kPiece;
   static constexpr int kTapePieces = (kRecords + W::kPiece - 1) / W::kPiece, kPieceSlots = W::kPiece / W::kSlot;
+  static constexpr bool kLong = kTapePieces == 2 && kHidden > amk::kPieceUnits * 32;  // marked: both pieces at once, like a normalised row
+  static constexpr int kDirectMost = kLong ? kLongHeld : 64;                     // fragments of marked values in registers
   // Activations in shared memory, each warp its own: all of them, or one piece at a time.
   static constexpr int kStagedBytes = kRows * kWarps * kPerWarp * W::kStageBytes, kPieceUnits = W::kPiece * W::kUnits, kPieceBytes = kRows * W::kPiece * W::kStageBytes;
   static constexpr bool kStaged = kStagedBytes <= AMK_STAGE_BYTES;

@@ -9,14 +9,22 @@
 #if AMK_ROWS > 1
 namespace amk {
 
+#if AMK_MARKED
+// The place of the lane's n-th fragment of a long row, one that registers do not hold: spilled ones would take turns through L2, since
+// shared memory leaves L1 less than the spills of a CTA.
+__device__ __forceinline__ uint4* beside(const Context c, int n) {
+  return reinterpret_cast<uint4*>(FastWork::staged()) + (n - kLongHeld) * kThreads + c.thread;
+}
+#endif
 template <int K, class W = LayerWeights, class Source>
 __device__ __forceinline__ void gemv_fast(const Context c, const Source& source, const Finish& finish) {
   using S = Slices<K, W>;
   constexpr bool kDirect = AMK_MARKED != 0;  // marked activations go to the lanes that multiply them, past shared memory
-  constexpr bool kByPiece = kDirect ? S::kTapePieces > 1 : S::kByPiece && !Source::kNormed;  // the sum of squares takes a row at once
+  // The sum of squares takes a row at once.
+  constexpr bool kByPiece = kDirect ? S::kTapePieces > 1 && !S::kLong : S::kByPiece && !Source::kNormed;
   constexpr int kStageLoads = kByPiece ? S::kPieceUnits / kWarps / 4 : S::kLoads;
   static_assert(!Source::kPolled || S::kStaged || kByPiece, "tagged activations are staged");
-  static_assert(!kDirect || (kRowTiles == 1 && !(kByPiece && Source::kNormed)), "a normalised row of marked values is one piece");
+  static_assert(!kDirect || (kRowTiles == 1 && !(kByPiece && Source::kNormed)), "a normalised row of marked values is one piece, or two");
   const int groups = (finish.n + 7) / 8, lane = c.lane, warp = c.warp;
   uint8_t* staged = FastWork::staged() + warp * ((kByPiece ? S::kPieceUnits / kWarps : S::kWarpUnits) * kRows * 64);
 
@@ -34,7 +42,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
 
   WeightStream<K, W> stream(groups);
   // Weights come to registers while what is before them is at work; where many rows need the registers, when they are due.
-  constexpr bool kEager = kTileRows <= 2;
+  constexpr bool kEager = kTileRows <= 2 && !(kDirect && S::kLong);
 
   // While the first activations are on their way: what will be added to the first outputs, and the first weights to registers.
   auto open = [&] {
@@ -89,7 +97,8 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
     };
 #if AMK_MARKED
     constexpr int kAccesses = Source::kAccesses, kAll = kSides * kDirectUnits;
-    constexpr int kSome = AMK_MARKED_WINDOW / kAccesses < kAll ? AMK_MARKED_WINDOW / kAccesses : kAll;  // fragments under way
+    constexpr int kWindow = S::kLong && Source::kNormed ? kLongWindow : AMK_MARKED_WINDOW;
+    constexpr int kSome = kWindow / kAccesses < kAll ? kWindow / kAccesses : kAll;  // fragments under way
     const int g = lane >> 2, t = lane & 3;
     const uint32_t* mine = source.address(g, (warp + kWarps * 4 * load0) * 32 + t * 8);
     float squares[4][2];  // of what four lanes of a staged load would have: units j % 4, halves of a lane's eight values
@@ -103,6 +112,14 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
         const int n = n0 + i / kAccesses;
         return mine + (n % kDirectUnits * kWarps * Source::kUnitWords + n / kDirectUnits * 8 * 16 + i % kAccesses * Source::kPartWords);
       };
+      // The assembler would put the squares off until they are added, and keep their values in local memory: it is made to need them now.
+      if constexpr (Source::kNormed && S::kLong)
+        if (n0 % kDirectUnits > 0) {
+          float least = 0.0f;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) least = fminf(least, squares[i / 2][i % 2]);
+          if (least < 0.0f) poke(ring.polling, 0);  // never
+        }
       marked_start<!Source::kNormed>(v, needed, address);
       if (first && n0 == 0) open();
       if (c.thread == 0) poke(ring.polling, 1);
@@ -125,7 +142,8 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
             const float4 y = times(x, there ? source.weight(c, j, part) : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
             half[part][0] = pack_bf16(y.x, y.y), half[part][1] = pack_bf16(y.z, y.w);
           }
-          direct[n0 + i] = make_uint4(half[0][0], half[0][1], half[1][0], half[1][1]);
+          (n0 + i < S::kDirectMost ? direct[n0 + i] : *beside(c, n0 + i)) =
+              make_uint4(half[0][0], half[0][1], half[1][0], half[1][1]);
           if (j == kDirectUnits - 1) {  // tree_sum over the lanes of a staged load, most of whose values this lane has
             float sum[2];
 #pragma unroll
@@ -138,7 +156,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
             if (t == 0 && r < kRows) FastWork::squares()[r * kWarps + warp] = sum[0] + sum[1];
           }
         } else {
-          direct[n0 + i] = v[i];
+          (n0 + i < S::kDirectMost ? direct[n0 + i] : *beside(c, n0 + i)) = v[i];
         }
       }
     }
@@ -266,7 +284,7 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
       for (int m = 0; m < S::kTogether * kRowTiles; ++m)
 #pragma unroll
         for (int i = 0; i < 8; ++i) acc[m][i / 4][i % 4] = 0.0f;
-#pragma unroll 1
+#pragma unroll kDirect && S::kLong ? S::kTapePieces : 1  // fragments in registers have constant numbers
       for (int piece = 0; piece < S::kTapePieces; ++piece) {
         if constexpr (kByPiece) {
           if (piece != staged_piece) {
@@ -300,8 +318,10 @@ __device__ __forceinline__ void gemv_fast(const Context c, const Source& source,
                   x = held_low[i], y = held_high[i];
                 } else {
 #if AMK_MARKED
-                  const int j = s * (W::kSlot / kWarps) + i;
-                  x = direct[j], y = kSides > 1 ? direct[(kSides - 1) * kDirectUnits + j] : make_uint4(0, 0, 0, 0);
+                  const int j = (kByPiece ? s : slot) * (W::kSlot / kWarps) + i;
+                  x = j < S::kDirectMost ? direct[j] : *beside(c, j), y = make_uint4(0, 0, 0, 0);
+                  if (kSides > 1)
+                    y = kDirectUnits + j < S::kDirectMost ? direct[kDirectUnits + j] : *beside(c, kDirectUnits + j);
 #else
                   const int j = (kByPiece ? s : slot) * (W::kSlot / kWarps) + i;
                   load_fragment<K, W, kByPiece>(c, source, staged, j, S::kAhead > 1 ? 0 : m, x, y);

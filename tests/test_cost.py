@@ -78,6 +78,12 @@ def test_steps_of_several_sequences_are_told_within_a_tenth() -> None:
     told = [cost.predict(g, h200, batch=b) for b in (1, 2, 16)]
     assert told[1].polled_us == told[0].polled_us == told[2].polled_us / 8  # marked values are half as long
     assert told[0].weight_bytes == told[2].weight_bytes
+    found = re.findall(r"32 layers, batch +(\d+) as built +([\d.]+)", (folder / "32-rows-8b.txt").read_text())
+    long = {int(batch): float(us) for batch, us in found}
+    assert long == {2: 3881.9, 4: 3985.1, 8: 4108.6, 16: 4779.3}
+    g = GRAPH_SHAPES["llama-3.1-8b"]
+    assert [cost.predict(g, h200, batch=b).us for b in long] == pytest.approx(list(long.values()), rel=0.10)
+    g = GRAPH_SHAPES["llama-3.2-1b"]
     with pytest.raises(ProgramError, match="16 rows of activations take more than a third of a block's shared memory on l4"):
         cost.predict(g, Target.named("l4"), batch=16)
 

@@ -27,6 +27,7 @@ from typing import Literal
 
 from amk_core.graph import ModelGraph
 from amk_core.quant.config import QuantConfig
+from amk_core.schedule import ops
 from amk_core.schedule.build import Builder, Wait
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.contracts import CODES, CONTROL_WORDS
@@ -38,6 +39,7 @@ Mode = Literal["exact", "fast"]
 
 KV_PAD_ROWS = 128  # rows behind the context: a launch may start at the last position and still stays inside its buffer
 MERGED_APART_FROM = 16  # tokens of a sequence in a step, from which a card's attention is merged once instead of by every queue
+MARKED_FROM_BYTES = 200 << 10  # of shared memory, beside which 16 rows of 4 096 marked values leave room for a ring of weights
 BESIDE_MERGED = 52 << 10  # bytes of shared memory for everything else, where merged attention lies there
 MAX_STOP_IDS = 16
 MAX_ROWS = 256  # rows of one step, batch * chunk
@@ -120,9 +122,12 @@ class Lowering:
         self.partial = int(geometry.batch > 1 or geometry.chunk > 1)
         wanted = config.handoff == "tagged" or (config.handoff == "auto" and target.arch != "cpu")
         small = graph.n_heads <= 16 * graph.n_kv_heads  # the queries of a task are one tile of a matrix product
-        # several rows of bf16 activations are kept beside the ring of weights
-        staged = 2 * self.m * max(graph.hidden_size, graph.n_heads * graph.head_dim, min(graph.intermediate_size, 2048))
-        small = small and (self.m == 1 or not target.smem_bytes or staged <= target.smem_bytes // 3)
+        # several rows of bf16 activations are kept beside the ring of weights, if they do not go past shared memory
+        q_size = graph.n_heads * graph.head_dim
+        staged = 2 * self.m * max(graph.hidden_size, q_size, min(graph.intermediate_size, 2048))
+        marked = quant is None and target.smem_bytes >= MARKED_FROM_BYTES
+        marked = marked and ops.markable(self.m, graph.hidden_size, q_size, graph.intermediate_size)
+        small = small and (self.m == 1 or not target.smem_bytes or staged <= target.smem_bytes // 3 or marked)
         self.tagged = wanted and mode == "fast" and geometry.purpose == "decode" and small
         # merged attention of all rows lies in shared memory, beside a ring of weights and the buffers of a product
         merged = 2 * self.m * graph.n_heads * graph.head_dim

@@ -29,6 +29,7 @@ from amk_core.schedule import contracts
 from amk_core.schedule.contracts import Contract, Ints
 
 CODES = contracts.CODES
+MARKED_VALUES = 4096  # of a normalised row that are in registers, or beside them, at once
 MAX_PARTS = 16  # partial sums of an element: places of the tree in which they are added
 
 
@@ -108,6 +109,16 @@ BY_CODE: Mapping[int, OpSpec] = {s.code: s for s in SPECS}
 def near_blocks(head_dim: int) -> int:
     """Blocks of positions that split 0 of a tagged program attends to alone, as near_blocks of vm/numerics.h."""
     return 2 if head_dim > 64 else 1
+
+
+def markable(rows: int, *sizes: int) -> bool:
+    """Whether a step with bf16 weights may hand values on without tags (kernels/marked.cuh): several rows of whole units of 32.
+
+    Args:
+        rows: of a step.
+        sizes: values of a normalised row, at most MARKED_VALUES; then of the other rows that are multiplied.
+    """
+    return 1 < rows <= 16 and sizes[0] <= MARKED_VALUES and all(k % 32 == 0 for k in sizes)
 
 
 def params_of(

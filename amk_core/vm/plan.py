@@ -27,6 +27,7 @@ SAMPLER_BYTES = 16384
 PAIR_SLOT_UNITS, PAIR_SLOTS = 64, 4  # a slot holds a piece of both row groups; fewer slots hide too little
 PAIR_FLIGHT = (2, 1, 1)  # slots under way on a card with bulk copies
 MARKED_FROM_ROWS = 2  # rows of a step from which builds hand marked values on by default, where that can be; 0: none does
+LONG_FROM_ROWS = 3  # the same where normalised rows are longer than a piece, on a card with WIDE_BUDGET of shared memory
 
 
 class ProgramError(ValueError):
@@ -178,9 +179,8 @@ def unit_bytes(fmt: QuantFormat | None) -> int:
 
 
 def markable(d: Dims) -> bool:
-    """Whether a marker may stand in for tags (kernels/marked.cuh): several rows of whole units, a normalised one in one piece."""
-    whole = all(k % UNIT_K == 0 for k in (d.hidden, d.q_size, d.inter)) and bool(units_of(d.hidden) <= PIECE_UNITS)
-    return d.tagged and 1 < d.rows <= 16 and whole and not (d.layers or d.head)
+    """Whether a marker may stand in for tags (kernels/marked.cuh): several rows of whole units, normalised ones not too long."""
+    return d.tagged and ops.markable(d.rows, d.hidden, d.q_size, d.inter) and not (d.layers or d.head)
 
 
 def plan_build(
@@ -203,12 +203,14 @@ def plan_build(
     """
     budget = smem_bytes - STATIC_BYTES
     d = dims
+    long = bool(units_of(d.hidden) > PIECE_UNITS)
     if marked is None:
-        marked = 0 < MARKED_FROM_ROWS <= d.rows and markable(d)
+        quicker = not long or (d.rows >= LONG_FROM_ROWS and budget >= WIDE_BUDGET)
+        marked = 0 < MARKED_FROM_ROWS <= d.rows and quicker and markable(d)
     elif marked and not markable(d):
         raise ProgramError(
             f"marked values serve tagged decoding of 2 to 16 rows with bf16 weights, whole units of {UNIT_K} values and at most "
-            f"{PIECE_UNITS} of them in a normalised row; leave marked out"
+            f"{ops.MARKED_VALUES} values in a normalised row; leave marked out"
         )
     integer = any(f is not None and f.activations for f in (d.layers, d.head))
     longest = max(d.hidden, d.inter, d.q_size)
@@ -279,13 +281,18 @@ def plan_build(
     def shared_memory(in_pairs: bool) -> tuple[int, int]:
         """Bytes of staged activations, and of all that is not the ring."""
 
+        def beside(k: int) -> int:  # marked values go past shared memory, but for those of long rows that registers do not hold
+            sides, held = (2, 9) if d.rows > 8 else (1, 8)  # of rows 0 to 8, and 8 to 16; kLongHeld of kernels/activations.cuh
+            two = long and PIECE_UNITS < units_of(k) <= 2 * PIECE_UNITS
+            return (sides * warp_units(k, None) - held) * warps * 512 if two else 0
+
         def at_once(k: int) -> int:
             units = piece_units(d.layers)
             if in_pairs and d.layers and k != d.hidden and units_of(k) > units:
                 return staged_bytes(units, d.layers)
             return kept(k)
 
-        stage = 0 if marked else max(at_once(k) for k in (d.hidden, d.q_size, d.inter))  # marked values go past shared memory
+        stage = max((beside if marked else at_once)(k) for k in (d.hidden, d.q_size, d.inter))
         if d.fused_combine and staged(d.q_size) > stage:  # merged partials exist nowhere else
             stage = staged(d.q_size)
             if fixed + stage + 2 * 16 * UNIT_BYTES + 1024 > budget:
@@ -295,7 +302,7 @@ def plan_build(
         per_lane = -(-per_warp(d.hidden) // 4)  # 16-byte loads a lane needs for the norm weights
         norm = 0 if in_pairs and all(formats) else per_lane * warps * 32 * 16  # pairs have the weights of the norm in registers
         tables = norm + 512  # and angles, fetched before the waits
-        hidden_stage = staged(d.hidden) if staged(d.hidden) <= stage else 0
+        hidden_stage = stage if marked else (staged(d.hidden) if staged(d.hidden) <= stage else 0)
         return stage, -(-max(fixed + stage, fixed + hidden_stage + tables, attention, SAMPLER_BYTES) // 1024) * 1024
 
     in_pairs = pairs and any(formats) and d.rows == 1 and not integer
@@ -314,7 +321,8 @@ def plan_build(
     per = max(1, 64 // units)  # slots that make 32 KiB
     if flight is None:
         bulk = arch in ("sm_90", "sm_90a")  # its memory latency grows with what is under way
-        few = d.tagged and not (marked and d.rows > 2)  # what is polled for many rows shares L2 with the stream
+        # what is polled for many rows shares L2 with the stream; of 16 long ones so much that its slots come late
+        few = d.tagged and not (marked and (4 < d.rows <= 8 if long else d.rows > 2))
         flight = ((3 * per, 2 * per, 2 * per) if few else (2 * per, per, per)) if bulk else (slots, slots, slots)
         if bulk and in_pairs:
             flight = PAIR_FLIGHT

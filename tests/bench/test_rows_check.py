@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_every_way_is_a_plan_of_its_own_where_it_can_be() -> None:
     plans = [way.plan(schedule_dims("llama-3.2-1b", 4, "sm_90", 4, 232_448), "sm_90", 232_448) for way in WAYS]
     assert len({(tuple(sorted({**p.defines, **way.macros}.items()))) for p, way in zip(plans, WAYS, strict=True)}) == len(WAYS)
     with pytest.raises(ProgramError, match="marked"):
-        WAYS[1].plan(schedule_dims("llama-3.1-8b", 2, "sm_90", 4, 232_448), "sm_90", 232_448)
+        WAYS[1].plan(replace(schedule_dims("llama-3.1-8b", 2, "sm_90", 4, 232_448), hidden=4128), "sm_90", 232_448)
 
 
 SMALL = graph("few", 515, 192, 320, 2, 6, 2, 32, context=2 * CONTEXT)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from amk_core.graph import GRAPH_SHAPES, ModelGraph
+from amk_core.quant.config import QuantConfig
 from amk_core.schedule import footprint, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
@@ -116,3 +117,21 @@ def test_bad_settings_are_named(tiny: Graphs) -> None:
         placement="strided", fuse_argmax=False, row_align=4
     )
     assert repr(ScheduleConfig(row_align=4)) == "ScheduleConfig(row_align=4)"
+
+
+def test_many_rows_hand_tagged_values_on_where_they_go_past_shared_memory() -> None:
+    g = dataclasses.replace(GRAPH_SHAPES["llama-3.1-8b"], n_layers=1)
+
+    def tagged(target: str, batch: int = 16, weights: str = "", **changes: int) -> bool:
+        t, quant = Target.named(target), QuantConfig.parse(weights) if weights else None
+        few = Target("few", t.arch, 4, t.smem_bytes)
+        s = lower(dataclasses.replace(g, **changes), None, few, Geometry(batch=batch, context=64), "fast", quant)
+        return any(b.tagged for b in s.buffers)
+
+    assert tagged("h200")
+    assert not tagged("a100")  # registers do not hold 16 rows of 4 096 values, nor does shared memory beside a ring
+    assert not tagged("h200", hidden_size=4128)  # a normalised row is too long
+    assert not tagged("h200", intermediate_size=14352)  # half a unit
+    assert not tagged("h200", weights="int8")  # integers are staged
+    assert tagged("h200", batch=8, weights="int8")
+    assert tagged("a100", batch=4)
