@@ -36,17 +36,15 @@ LIMITED = frozenset(name for setting in _SETTINGS for name in setting)
 DECLARED = r"^ *(?:inline |static )?constexpr (\w+) ({}) = ([^;]+);"
 
 
-def fixed(text: str) -> str:
-    """The checker's source with its small limits.
+def fixed(text: str) -> tuple[str, set[str]]:
+    """A source of the checker with its small limits; the limits that it declares."""
 
-    Raises:
-        ValueError: the source has no such limit.
-    """
-    for name, value in CHECKER.items():
-        text, found = re.subn(DECLARED.format(name), rf"constexpr \g<1> \g<2> = {value};", text, flags=re.MULTILINE)
-        if found != 1:
-            raise ValueError(f"checker.cpp declares {name} {found} times; once is required: correct CHECKER")
-    return text
+    def small(found: re.Match[str]) -> str:
+        return f"inline constexpr {found.group(1)} {found.group(2)} = {CHECKER[found.group(2)]};"
+
+    pattern = DECLARED.format("|".join(CHECKER))
+    declared = {m.group(2) for m in re.finditer(pattern, text, flags=re.MULTILINE)}
+    return re.sub(pattern, small, text, flags=re.MULTILINE), declared
 
 
 def chosen(text: str) -> tuple[str, set[str]]:

@@ -34,7 +34,7 @@ class Program:
 
 def sources(what: str) -> list[str]:
     """Files of ``validator`` or ``checker`` that are mutated."""
-    found = ("validate*.hpp", "validate*.cpp") if what == "validator" else ("checker.cpp",)
+    found = ("validate*.hpp", "validate*.cpp") if what == "validator" else ("checker*.hpp", "checker*.cpp")
     return [name for pattern in found for name in sorted(p.name for p in _native().glob(pattern))]
 
 
@@ -74,22 +74,18 @@ def build(what: str, folder: Path, jobs: int = 2) -> Program:
     (folder / "amk_mutants.hpp").write_text(HEADER)
     schemata = Schemata([native])
     mutated = sources(what)
+    make_small, limited = (limits.chosen, limits.LIMITED) if what == "validator" else (limits.fixed, frozenset(limits.CHECKER))
     found: set[str] = set()
     for name in mutated:
-        text = schemata.plant(native / name)
-        if what == "checker":
-            text = limits.fixed(text)
-        else:
-            text, declared = limits.chosen(text)
-            found |= declared
+        text, declared = make_small(schemata.plant(native / name))
+        found |= declared
         (folder / name).write_text(text)
-    missing = limits.LIMITED - found
-    if what == "validator" and missing:
-        raise ValueError(f"the validator declares no {', '.join(sorted(missing))}: correct VALIDATOR in limits.py")
+    if missing := limited - found:
+        raise ValueError(f"the {what} declares no {', '.join(sorted(missing))}: correct {what.upper()} in limits.py")
     files = [folder / name for name in mutated if name.endswith(".cpp")] + [native / "tables.cpp"]
     files.append(Path(__file__).with_name("runner.cpp"))
     if what == "validator":
-        files.append(native / "checker.cpp")
+        files += sorted(native.glob("checker*.cpp"))
     flags = [
         "-std=c++20",
         "-D_GLIBCXX_ASSERTIONS",  # an index outside of its array is a crash

@@ -1,7 +1,7 @@
 """The certificate checker: whether a certificate proves that tables are free of deadlocks and data races.
 
 It shares nothing with the search that made the certificate.  The rules are those of :mod:`amk_core.schedule.certificate`: replay
-order, the local rule of the clocks, and an order for every conflict.  ``engine="native"`` is ``native/checker.cpp``, for tables of
+order, the local rule of the clocks, and an order for every conflict.  ``engine="native"`` is ``native/checker*.cpp``, for tables of
 any size; ``engine="python"`` is this page, quadratic and readable, for tables of a few thousand tasks.  The native engine uses that
 must-order is transitive and compares neighbours only, so it also takes clocks that leave out what follows from others.
 """
