@@ -101,6 +101,18 @@ def split_rows(total: int, tiles: int, align: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
 
 
+def split_beside(total: int, tiles: int, align: int, few: int) -> list[tuple[int, int]]:
+    """As split_rows, but the first ``few`` tiles are as small as they can be without making the largest one larger."""
+    units = -(-total // align)
+    if units < tiles or few >= tiles:
+        return split_rows(total, tiles, align)
+    most = -(-units // tiles)
+    small = most - min((most * tiles - units) // few, most - 1)
+    head = [(i * small * align, (i + 1) * small * align) for i in range(few)]
+    at = few * small * align
+    return head + [(at + a, at + b) for a, b in split_rows(total - at, tiles - few, align)]
+
+
 class Lowering:
     def __init__(
         self, graph: ModelGraph, config: ScheduleConfig, target: Target, geometry: Geometry, mode: Mode, quant: QuantConfig | None
@@ -264,7 +276,11 @@ class Lowering:
             "group": heads // kv, "head_dim": d, "splits": self.splits, "blocks": self.blocks,
             "block": attn_block(self.mode, d), "pos_var": 0, "layer": i,
         }  # fmt: skip
-        if c.fuse_qkv:
+        if c.fuse_qkv and c.tiles_per_queue == 1 and self.mode == "fast" and self.t.arch != "cpu":
+            # Queues that attend have few rows, so that keys and values come before the queries.  The same cuts whatever the
+            # purpose and the batch: they share a tape.
+            cuts = split_beside((heads + 2 * kv) * d, self.t.queues, c.row_align, kv)
+        elif c.fuse_qkv:
             cuts = self.rows((heads + 2 * kv) * d, c.tiles_per_queue)
         else:
             sections = ((0, heads), (heads, kv), (heads + kv, kv))
@@ -289,6 +305,8 @@ class Lowering:
             }
             for seq in range(geo.batch) for head in range(kv) for split in range(self.splits)
         ]  # fmt: skip
+        if self.tagged:  # split 0, which all readers wait for, goes to the queues of the small tiles, or to idle ones
+            attn.sort(key=lambda task: int(task["split"]))
         after: Sequence[Wait]
         if c.dependencies == "phase" or self.tagged:
             after = self.phase(

@@ -12,10 +12,10 @@ import pytest
 
 from amk_core.graph import GRAPH_SHAPES, ModelGraph
 from amk_core.quant.config import QuantConfig
-from amk_core.schedule import footprint, tables
+from amk_core.schedule import footprint, ops, tables
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
-from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, Mode, hops, lower, split_rows
+from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, Mode, hops, lower, split_beside, split_rows
 from amk_core.targets import Target
 
 Graphs = Callable[..., ModelGraph]
@@ -100,6 +100,53 @@ def test_split_rows_covers_on_aligned_cuts() -> None:
         assert all(a[1] == b[0] and a[1] % align == 0 for a, b in itertools.pairwise(cuts))
         sizes = [e - a for a, e in cuts]
         assert max(sizes) - min(sizes) <= align + (-total % align)
+
+
+def test_few_tiles_are_small_at_nobody_elses_cost() -> None:
+    for total, tiles, align, few in (
+        (6144, 132, 8, 8),
+        (2560, 132, 8, 4),
+        (3072, 132, 8, 8),
+        (960, 132, 8, 3),
+        (192, 3, 2, 2),
+        (64, 3, 2, 3),
+    ):
+        cuts = split_beside(total, tiles, align, few)
+        assert cuts[0][0] == 0
+        assert cuts[-1][1] == total
+        assert all(a[1] == b[0] and a[0] < a[1] and a[1] % align == 0 for a, b in itertools.pairwise(cuts))
+        rows = [e - a for a, e in cuts]
+        assert max(rows) == max(e - a for a, e in split_rows(total, tiles, align))
+        assert len(rows) == min(tiles, -(-total // align))
+        if few < tiles <= total // align:
+            assert max(rows[:few]) <= min(rows[few:])
+    assert [e - a for a, e in split_beside(6144, 132, 8, 8)] == [24] * 8 + [48] * 124
+    assert [e - a for a, e in split_beside(2560, 132, 8, 4)][:4] == [8] * 4
+
+
+@pytest.mark.parametrize("shape", ["smollm2-135m", "tinyllama-1.1b", "llama-3.2-1b", "llama-3.1-8b"])
+def test_the_first_split_of_attention_is_on_queues_with_few_rows(shape: str) -> None:
+    """Programs of all purposes have the same tiles, for they share a tape."""
+    g, card = dataclasses.replace(GRAPH_SHAPES[shape], n_layers=3), Target.named("h200")
+    tiles = set()
+    for geometry in (Geometry(context=512), Geometry("decode", 4, 1, 512), Geometry("prefill", 1, 16, 512)):
+        s = lower(g, None, card, geometry, "fast")
+        c = s.columns
+        queue = np.empty(s.n_tasks, np.int64)
+        queue[c.queue_task] = np.repeat(np.arange(s.n_queues), np.diff(c.queue_off))
+        ids, qkv = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["qkv"])
+        tiles.add(tuple(zip(*(qkv[name][qkv["layer"] == 1].tolist() for name in ("row0", "row1")), strict=True)))
+        if geometry.purpose != "decode":
+            continue
+        attn_ids, attn = ops.params_of(c.task_op, c.par_off, c.par, ops.BY_NAME["attn"])
+        for layer in range(g.n_layers):
+            here = qkv["layer"] == layer
+            rows = np.zeros(s.n_queues, np.int64)
+            rows[queue[ids[here]]] = (qkv["row1"] - qkv["row0"])[here]
+            first = queue[attn_ids[(attn["layer"] == layer) & (attn["split"] == 0) & (attn["seq"] == 0)]]
+            assert len(set(first.tolist())) == g.n_kv_heads
+            assert (rows[first] < rows.max()).all()
+    assert len(tiles) == 1
 
 
 def test_bad_settings_are_named(tiny: Graphs) -> None:
