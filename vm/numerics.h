@@ -13,8 +13,9 @@
 
 namespace amk {
 
-// Blocks of positions that the task of split 0 does alone where values are tagged (packed), and no partials are handed on: two of the
-// short blocks of long heads take less time one after the other than the hand-off.  Not part of the numeric plan: bits are the same.
+// While there are no more blocks of positions than these, the task of split 0 does them alone where values are tagged (packed), and no
+// partials are handed on: two of the short blocks of long heads take less time than the hand-off.  The bits of the CPU VM do not depend
+// on it; on a card the positions are then one block.
 AMK_HD constexpr int near_blocks(int head_dim) { return head_dim > 64 ? 2 : 1; }
 constexpr int kMostNearBlocks = 2;
 

@@ -148,6 +148,9 @@ __device__ __forceinline__ void run_queue(const Launch& launch) {
     }
 #if !AMK_EXACT
     Prologue::fetch(c);
+#if AMK_HEAD_DIM > 64
+    fetch_cache(c);
+#endif
 #endif
     const bool waits = shared.task[turn].n_waits > 0 || shared.where[turn].y == 0;
     if (waits) {  // else the last turn's barrier is enough

@@ -275,7 +275,6 @@ def plan_build(
     rows = 16 if wanted > 8 else 8  # query rows of a tile
     attention = (
         (2 * rows * (d.head_dim + 8) + 2 * d.head_dim) * 2 + rows * warps * 8 + warps * min(wanted, rows) * (d.head_dim + 4) * 4
-        + (d.heads // d.kv_heads * d.head_dim * 8 if d.tagged and ops.near_blocks(d.head_dim) > 1 else 0)
     )  # fmt: skip
 
     def shared_memory(in_pairs: bool) -> tuple[int, int]:

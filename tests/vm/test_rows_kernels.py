@@ -46,7 +46,10 @@ KERNELS: dict[str, str] = {
     "integer_rows.cuh": "",
     "gemv_quant.cuh": "",
     "attention_exact.cuh": "",
-    "attention_fast.cuh": "load_shared_u32x4 transpose_8x8",
+    "attention_work.cuh": "load_shared_u32x4 transpose_8x8",
+    "attention_long.cuh": "fetch_cache",
+    "attention_short.cuh": "",
+    "attention_fast.cuh": "",
     "embed.cuh": "",
 }
 CURSOR = """
@@ -190,6 +193,7 @@ ROWS = (
     case("fast-small-batch"),  # three sequences that end apart, in one block of attention and in two
     case("fast-small-batch", batch=2, p0=(255, 40), tokens=(4, 4), steps=4, context=512),  # into the second block
     case("fast-smol-batch", p0=(0, 3, 1, 7), tokens=(1,) * 4, steps=1, context=64),  # a warp has three units of K, some two
+    case("fast-heads-near", batch=2, p0=(190, 3), tokens=(3, 3), steps=3),  # from one quarter of a block into the next
     case("fast-wide-batch", model="long", p0=tuple(range(16)), tokens=(1,) * 14 + (0, 1), steps=1, context=64),
     case("fast-wide-batch", model="tall", p0=tuple(range(16)), tokens=(1,) * 16, steps=1, context=64),
     case("fast-smol-batch", model="tall", batch=3, p0=(0, 3, 1), tokens=(1,) * 3, steps=1, context=64),
@@ -214,6 +218,43 @@ def test_marked_values_give_the_bits_of_tagged_ones(c: Case, tmp_path: Path) -> 
     if c.model == "small":
         mine, theirs = distances(c, marked, run_cpu(c))
         assert 0 < mine <= 1.5 * theirs
+
+
+# Of heads of 128 values a warp has two tiles of the first half of a block, one of the third quarter and one of the last.
+LONG_HEADS = (
+    case("fast-heads-near", steps=12, tokens=(12,)),  # into the second half
+    case("fast-heads-near", p0=(187,), steps=9, tokens=(9,)),  # from one quarter into the next
+    case("fast-heads-far", steps=8, tokens=(8,)),  # into the second block
+)
+
+
+@pytest.mark.parametrize("c", LONG_HEADS, ids=lambda c: str(c.p0[0]))
+def test_bits_of_long_heads_depend_on_neither_hand_off_nor_splits(c: Case, tmp_path: Path) -> None:
+    runs = [
+        Kernels(c, c.schedule(3, {"handoff": handoff, "attn_splits": splits}, "sm_90"), tmp_path).run()
+        for handoff, splits in (("tagged", 0), ("tagged", 1), ("counter", 1))
+    ]
+    assert len({tuple(bits(v) for v in run.values()) for run in runs}) == 1
+    mine, theirs = distances(c, runs[0], run_cpu(c))
+    assert 0 < mine <= 1.5 * theirs
+
+
+def test_bits_of_long_heads_do_not_depend_on_the_chunk(tmp_path: Path) -> None:
+    """Keys and values of the second layer have been through the attention of the first."""
+    ends, n = (6, 133, 196, 262), 6
+
+    def cache(chunk: int) -> list[bytes]:
+        c = case("fast-heads-near", batch=len(ends), chunk=chunk, purpose="logits", steps=-(-n // chunk), context=512)
+        c = replace(c, p0=tuple(end - n for end in ends), tokens=(n,) * len(ends))
+        k = Kernels(c, c.schedule(3, {}, "sm_90"), tmp_path)
+        k.run()
+        rows = [k.array(name).reshape(len(ends), -1, k.array(name).shape[-1]) for name in ("L1.k", "L1.v")]
+        return [bits(r[i, end - n : end]) for i, end in enumerate(ends) for r in rows]
+
+    one_by_one = cache(1)
+    assert all(any(rows) for rows in one_by_one)
+    for chunk in (4, 6):  # a tile of eight rows, and one of sixteen
+        assert cache(chunk) == one_by_one
 
 
 @pytest.mark.parametrize(("rows", "k"), [(2, 32), (3, 96), (16, 2048), (5, 576)])
