@@ -20,6 +20,7 @@ from amk_core.vm.plan import PAIR_FLIGHT, Dims, ProgramError, plan_build
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed (pip install 'amk[test]')")
 
 SPILL_LIMIT_BYTES = 64  # a spilled value is read through L1, which every acquire empties: none in the decode path
+SPILL_LIMIT_LONG_HEADS_BYTES = 192  # attention holds 96 registers of keys and values, where 168 are to be had
 SPILL_LIMIT_LONG_ROWS_BYTES = 256  # marked rows of two pieces: none in the loops of a product
 SPILL_LIMIT_16_ROWS_BYTES = 512  # prompts and batches of 16: more rows than registers
 REGISTER_LIMIT = 168  # 12 warps of 168 registers fill the register file of an SM
@@ -88,7 +89,7 @@ def test_sixteen_rows_spill_no_more_than_is_stated(model: str, arch: str, cache:
         (MODEL, "sm_80", 4, SPILL_LIMIT_BYTES),
         more("llama-3.2-1b", "sm_90", 8, SPILL_LIMIT_BYTES),
         ("llama-3.2-1b", "sm_90", 16, SPILL_LIMIT_16_ROWS_BYTES),
-        more("llama-3.1-8b", "sm_86", 2, SPILL_LIMIT_BYTES),
+        more("llama-3.1-8b", "sm_86", 2, SPILL_LIMIT_LONG_HEADS_BYTES),
         more(MODEL, "sm_89", 2, SPILL_LIMIT_BYTES),
         more(MODEL, "sm_120", 4, SPILL_LIMIT_BYTES),
     ],
