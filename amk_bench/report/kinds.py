@@ -34,6 +34,7 @@ TIMED: Shape = {
     "floor_us": float, "weights": str, "*": object,
 }  # fmt: skip
 TIMING: Shape = {
+    "created?": str,
     "amk": {
         "schema": int, "kind": str, "fingerprint": FINGERPRINT, "bandwidth?": BANDWIDTH, "timings": [TIMED], "traces?": [TRACE],
         "*": object,

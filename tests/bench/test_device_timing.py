@@ -12,7 +12,9 @@ import pytest
 
 from amk_bench import device_check
 from amk_bench.clock import HOST_SLACK_S, TAIL_SLACK_S
-from amk_bench.device_timing import Timing, table
+from amk_bench.device_timing import Timing, report, table
+from amk_bench.floor import Bandwidth
+from amk_bench.report.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +25,17 @@ def test_the_table_of_the_document_is_generated_from_the_newest_run() -> None:
     shown = text.split("<!-- table: begin -->\n")[1].split("\n<!-- table: end -->")[0]
     assert shown == table(json.loads(newest.read_text()))
     assert newest.name in text
+
+
+def test_what_a_run_leaves_behind_is_what_the_report_takes() -> None:
+    """A file that the writer makes and the reader refuses would be told only when a card has been paid for it."""
+    facts = SimpleNamespace(arch="sm_90", name="NVIDIA H200")
+    rows = [Timing("llama-3.2-1b", 128, 1, {}, 32, (656.0, 655.0, 657.0), 546.0)]
+    made = json.loads(json.dumps(report(rows, facts, "0123456789ab", Bandwidth(4.5e12, 1 << 26, 1 << 32, "made up", None))))
+    (kind,) = [k for k in KINDS if k.recognises(made)]
+    assert kind.name == "timing"
+    kind.holds(made)
+    assert made["amk"]["timings"][0]["median_us"] == 656.0
 
 
 def test_what_methodology_says_of_the_card_s_clocks_is_what_was_read() -> None:
