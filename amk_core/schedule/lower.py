@@ -305,8 +305,11 @@ class Lowering:
             }
             for seq in range(geo.batch) for head in range(kv) for split in range(self.splits)
         ]  # fmt: skip
-        if self.tagged:  # split 0, which all readers wait for, goes to the queues of the small tiles, or to idle ones
-            attn.sort(key=lambda task: int(task["split"]))
+        if self.tagged:
+            # Split 0, which all readers wait for, goes to the queues of the small tiles, or to idle ones.  It waits for the other
+            # splits of its head: where queues have several tasks, it comes behind them.
+            several = len(attn) > self.t.queues
+            attn.sort(key=lambda task: -int(task["split"]) if several else int(task["split"]))
         after: Sequence[Wait]
         if c.dependencies == "phase" or self.tagged:
             after = self.phase(

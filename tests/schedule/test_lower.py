@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from amk_core.graph import GRAPH_SHAPES, ModelGraph
+from amk_core.graph import GRAPH_SHAPES, ModelGraph, RopeSpec
 from amk_core.quant.config import QuantConfig
-from amk_core.schedule import footprint, ops, tables
+from amk_core.schedule import footprint, ops, tables, validate
 from amk_core.schedule.config import ScheduleConfig
 from amk_core.schedule.ir import Schedule
 from amk_core.schedule.lower import KV_PAD_ROWS, Geometry, Mode, hops, lower, split_beside, split_rows
@@ -147,6 +148,16 @@ def test_the_first_split_of_attention_is_on_queues_with_few_rows(shape: str) -> 
             assert len(set(first.tolist())) == g.n_kv_heads
             assert (rows[first] < rows.max()).all()
     assert len(tiles) == 1
+
+
+@pytest.mark.parametrize("placement", ["blocked", "strided", "rotated"])
+def test_queues_with_several_tasks_of_attention_have_the_merging_one_last(tiny: Graphs, placement: Any) -> None:
+    """Split 0 waits for the others of its head: one of them behind it in its queue would be a deadlock."""
+    g = tiny(context=1024, rope=RopeSpec("default", 10000.0, 8, 1024))
+    for queues, splits, batch in itertools.product((1, 2, 3, 5, 9), (1, 2, 4), (1, 3)):
+        card = Target("card", "sm_90", queues, 232448)
+        config = ScheduleConfig(attn_splits=splits, placement=placement, handoff="tagged")
+        assert validate(lower(g, config, card, Geometry("decode", batch, 1, 1024), "fast")).accepted, (queues, splits, batch)
 
 
 def test_bad_settings_are_named(tiny: Graphs) -> None:
