@@ -79,26 +79,7 @@ __device__ __forceinline__ void attend(const AttentionWork& work, HeldTiles& hel
   }
   keys_used();
   uint2 p[kHalves][H::kTiles];  // {values, rests} of a lane's pair of probabilities
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    float top = s[h][0];
-#pragma unroll
-    for (int k = 1; k < 2 * H::kTiles; ++k) top = fmaxf(top, s[h][k]);
-#pragma unroll
-    for (int off = 1; off < 4; off <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, off));
-    const float zero = top == kMinusInfinity ? 0.0f : top;  // a row that sees none of these positions
-    float sum = 0.0f;
-#pragma unroll
-    for (int u = 0; u < H::kTiles; ++u) {
-      const float a = exp_fast(s[h][2 * u] - zero), b = exp_fast(s[h][2 * u + 1] - zero);
-      sum = sum + a;
-      sum = sum + b;
-      p[h][u] = split_bf16(a, b);
-    }
-#pragma unroll
-    for (int off = 1; off < 4; off <<= 1) sum = sum + __shfl_xor_sync(~0u, sum, off);
-    if (t == 0) work.stats[(g + 8 * h) * kWarps + warp] = make_float2(top, sum);
-  }
+  probabilities(work, s, p, warp, g, t);
 #pragma unroll
   for (int i = 0; i < H::kLoads; ++i) {
     float y[kHalves][8];  // columns 32 i + 8 t .. + 8 of rows g and g + 8

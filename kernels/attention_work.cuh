@@ -47,4 +47,30 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
 }
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int j) { return j == 0 ? v.x : (j == 1 ? v.y : (j == 2 ? v.z : v.w)); }
 
+// Scores of a warp's positions, rows g and g + 8, to probabilities under the warp's own maximum, which it leaves with their sum.
+template <int kOctets, int kTiles>
+__device__ __forceinline__ void probabilities(const AttentionWork& work, const float (&s)[kOctets][kTiles * 2], uint2 (&p)[kOctets][kTiles],
+                                              int warp, int g, int t) {
+#pragma unroll
+  for (int h = 0; h < kOctets; ++h) {
+    float top = s[h][0];
+#pragma unroll
+    for (int k = 1; k < 2 * kTiles; ++k) top = fmaxf(top, s[h][k]);
+#pragma unroll
+    for (int off = 1; off < 4; off <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, off));
+    const float zero = top == kMinusInfinity ? 0.0f : top;  // a row that sees none of these positions
+    float sum = 0.0f;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      const float a = exp_fast(s[h][2 * u] - zero), b = exp_fast(s[h][2 * u + 1] - zero);
+      sum = sum + a;
+      sum = sum + b;
+      p[h][u] = split_bf16(a, b);
+    }
+#pragma unroll
+    for (int off = 1; off < 4; off <<= 1) sum = sum + __shfl_xor_sync(~0u, sum, off);
+    if (t == 0) work.stats[(g + 8 * h) * kWarps + warp] = make_float2(top, sum);
+  }
+}
+
 }  // namespace amk
