@@ -317,7 +317,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--checkpoint is for quantised weights: give --weights FORMAT, or measure it with pytest suites/latency")
     names = [n for n in args.baselines.split(",") if n] or [*(BASELINES if quant is None else QUANTISED)]
     if quant is not None:
-        names = [n.format(quant.layers.bits) for n in names]
+        names = [n.replace("{}", str(quant.layers.bits)) for n in names]
     turns = Turns(args.turn, args.of, f"{args.model}-{args.batch}-{args.weights}", args.rank)
     end = start + args.seconds
     if argv is None:
